@@ -1,0 +1,117 @@
+"""
+JSON values compared by meaning, with exact numbers.
+
+Python's own equality is too kind for our purpose (`1 == 1.0 == True`), and doubles are too coarse
+(two long integers may become one). So a value is read with its numbers kept exact, and written
+in one canonical way: keys sorted, no white space, strings as their characters, integers as
+integers, other numbers as digits and exponent. Two texts have the same canonical form if and only
+if they mean the same JSON value. `1` and `1.0` differ; `1.0`, `1.00` and `10e-1` do not.
+
+Anything that two JSON readers might take differently (a duplicate key, NaN, bytes that are not
+UTF-8, nesting beyond Python's stack) is refused with ValueError: doubt is the caller's cue to
+leave the request alone.
+"""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal, InvalidOperation
+from json.encoder import encode_basestring
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+JSON: TypeAlias = "dict[str, JSON] | list[JSON] | str | int | bool | Number | None"
+
+
+class Number(str):
+    """A JSON number that is not a plain integer, as sign, digits and exponent."""
+
+    __slots__ = ()
+
+
+def _integer(text: str) -> int | Number:
+    # -0 is not 0 for every reader; more than 4,300 digits are a ValueError of Python's own.
+    return Number(text) if text == "-0" else int(text)
+
+
+def _number(text: str) -> Number:
+    try:
+        sign, digits, exponent = Decimal(text).as_tuple()
+    except InvalidOperation:
+        return Number(text)
+    if not isinstance(exponent, int):
+        return Number(text)
+    minus = "-" if sign else ""
+    written = "".join(map(str, digits))
+    significant = written.rstrip("0")
+    if not significant:
+        return Number(f"{minus}0.")
+    return Number(f"{minus}{significant}e{exponent + len(written) - len(significant)}")
+
+
+def _constant(text: str) -> JSON:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _object(pairs: list[tuple[str, JSON]]) -> dict[str, JSON]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("duplicate key")
+    return made
+
+
+_decoder = json.JSONDecoder(
+    object_pairs_hook=_object, parse_int=_integer, parse_float=_number, parse_constant=_constant
+)
+
+
+def parse(raw: bytes | str) -> JSON:
+    """
+    Read one JSON value with exact numbers.
+
+    Raises ValueError for anything that is not JSON, or that readers might take differently.
+    """
+    text = raw if isinstance(raw, str) else raw.decode("utf-8")
+    try:
+        # Our Number subclasses str, which json's types can't express.
+        return _decoder.decode(text)  # type: ignore[no-any-return]
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def write(value: JSON) -> str:
+    """Return the canonical text of a value made by `parse`."""
+    parts: list[str] = []
+    _write(value, parts.append)
+    return "".join(parts)
+
+
+def _write(value: JSON, add: Callable[[str], None]) -> None:
+    match value:
+        case Number():
+            add(value)
+        case str():
+            add(encode_basestring(value))
+        case dict():
+            add("{")
+            for key in sorted(value):
+                add(encode_basestring(key))
+                add(":")
+                _write(value[key], add)
+                add(",")
+            add("}")
+        case list():
+            add("[")
+            for element in value:
+                _write(element, add)
+                add(",")
+            add("]")
+        case None:
+            add("null")
+        case bool():
+            add("true" if value else "false")
+        case int():
+            add(str(value))
+

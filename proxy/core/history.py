@@ -1,0 +1,248 @@
+"""
+Does a request continue a chain, and with which new items?
+
+A head is the last response of a chain: the history upstream was given, the items it answered
+with, and the settings of that turn. A request continues it when, after the same history, the
+model's items come back as the client's echo (equal in canonical form, each once), and what follows
+can stand alone as new input. `upstream's history + delta = the client's history` is the invariant;
+anything that leaves a doubt about it is a mismatch with its reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from proxy.core.items import Form, Item, produced_form
+from proxy.core.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from proxy.core.request import Envelope
+
+# New items that may not follow a chain: upstream would rebuild its context from them, drop its
+# tools (both reported), or hold something twice. A reasoning item or a reference among the new
+# items is an echo that was not recognised.
+UNSAFE_NEW_TYPES = frozenset(
+    {"compaction", "compaction_trigger", "additional_tools", "reasoning", "item_reference"}
+)
+
+CHANGED = {
+    "model": Reason.CHANGED_MODEL,
+    "instructions": Reason.CHANGED_INSTRUCTIONS,
+    "tools": Reason.CHANGED_TOOLS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MatchingPolicy:
+    """
+    Where the rules leave a choice. Each flag trades strictness for more deltas.
+
+    `ignore_changed_tools`: other tools do not end a chain (they are sent again anyway).
+    `ignore_missing_reasoning`: a client that drops reasoning items lets upstream keep them.
+    `ignore_dropped_text`: so does a client that drops text beside tool calls.
+    """
+
+    ignore_changed_tools: bool = False
+    ignore_missing_reasoning: bool = True
+    ignore_dropped_text: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Head:
+    """
+    The last response of a chain, and what a request must show to continue it.
+
+    `history` is the key of the items upstream was given for this response, `item_count` their
+    number. `connection_id` is the connection that holds it; with `stored` it also lives upstream.
+    `blocked` names why it can never be continued.
+    """
+
+    principal: str
+    response_id: str
+    connection_id: int
+    stored: bool
+    history: bytes
+    item_count: int
+    envelope: Envelope
+    output: tuple[Form, ...]
+    blocked: Reason | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """How much memory the head holds, about; its envelope is shared and counted apart."""
+        return 900 + sum(
+            200 + sum(len(key) + len(text) + 120 for key, text in form.fields.items())
+            for form in self.output
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """An item that is surely the model's own, yet unequal: the fields in which its echo differs."""
+
+    fields: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Why a request does not continue a head; `gaps` are signs that we fail to follow a client."""
+
+    reason: Reason
+    gaps: tuple[Gap, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A request continues a head: the first `echoed` items are its output, `delta` the new ones."""
+
+    echoed: int
+    delta: Sequence[Item]
+
+
+Outcome: TypeAlias = Match | Mismatch
+
+
+def match(
+    head: Head, envelope: Envelope, following: Sequence[Item], policy: MatchingPolicy
+) -> Outcome:
+    """
+    Compare what follows the head's history in a request with what the head needs.
+
+    `following` are the request's items after the history that `head.history` is the key of.
+    Raises ValueError if an item can't be read.
+    """
+    if not following:
+        return Mismatch(Reason.NOTHING_NEW)
+    if head.blocked is not None:
+        return Mismatch(head.blocked)
+    if (changed := changed_settings(head.envelope, envelope, policy)) is not None:
+        return Mismatch(changed)
+    echoed, missing = _take_echo(head.output, following)
+    if (reason := _judge_missing(head.output, missing, policy)) is not None:
+        return Mismatch(reason, _gaps(missing, following))
+    delta = following[echoed:]
+    if (reason := _judge_delta(head.output, delta)) is not None:
+        return Mismatch(reason)
+    return Match(echoed, delta)
+
+
+def changed_settings(old: Envelope, new: Envelope, policy: MatchingPolicy) -> Reason | None:
+    """Return the reason for the most telling setting that differs, or None if none does."""
+    if old is new:
+        return None
+    keys = {
+        key
+        for key in old.fingerprints.keys() | new.fingerprints.keys()
+        if old.fingerprints.get(key) != new.fingerprints.get(key)
+    }
+    if policy.ignore_changed_tools:
+        keys.discard("tools")
+    if not keys:
+        return None
+    return next((CHANGED[key] for key in CHANGED if key in keys), Reason.CHANGED_SETTINGS)
+
+
+def _take_echo(
+    output: Sequence[Form], following: Sequence[Item]
+) -> tuple[int, list[Form]]:
+    """
+    Take the echo of `output` from the beginning of `following`, in whatever order it comes.
+
+    Returns how many items it took, and the output items that were not among them.
+    """
+    missing = list(output)
+    taken = 0
+    for item in following:
+        place = next((i for i, form in enumerate(missing) if _echoes(item, form)), None)
+        if place is None:
+            break
+        del missing[place]
+        taken += 1
+    return taken, missing
+
+
+def _echoes(item: Item, form: Form) -> bool:
+    if item.type == "item_reference":
+        return form.item_id is not None and item.value.get("id") == form.item_id
+    if item.type != form.type:
+        return False
+    echo = item.produced_form
+    if form.type == "reasoning":
+        return _same_reasoning(echo, form)
+    return echo.fields == form.fields and echo.phase in (None, form.phase)
+
+
+def _same_reasoning(echo: Form, form: Form) -> bool:
+    if echo.sealed is not None and form.sealed is not None:
+        return echo.sealed == form.sealed
+    if echo.item_id is not None and echo.item_id == form.item_id:
+        # The same item by name; what the client kept of its texts must be what was there.
+        return all(form.fields.get(key) == text for key, text in echo.fields.items())
+    return echo.sealed == form.sealed and echo.fields == form.fields
+
+
+def _judge_missing(
+    output: Sequence[Form], missing: Sequence[Form], policy: MatchingPolicy
+) -> Reason | None:
+    if not missing:
+        return None
+    visible = [form for form in missing if form.type != "reasoning"]
+    if not visible:
+        return None if policy.ignore_missing_reasoning else Reason.REASONING_DROPPED
+    calls_kept = any(form.call_id for form in output if form not in missing)
+    if calls_kept and all(form.type == "message" for form in visible):
+        return None if policy.ignore_dropped_text else Reason.TEXT_DROPPED
+    return Reason.ANSWER_CHANGED
+
+
+def _judge_delta(output: Sequence[Form], delta: Sequence[Item]) -> Reason | None:
+    if not delta:
+        return Reason.NOTHING_NEW
+    if any(item.type in UNSAFE_NEW_TYPES for item in delta):
+        return Reason.UNSAFE_ITEM
+    if pending_calls(output) - {item.call_id for item in delta if item.type.endswith("_output")}:
+        return Reason.CALL_UNANSWERED
+    return None
+
+
+def pending_calls(output: Sequence[Form]) -> set[str | None]:
+    """
+    Return the ids of the tool calls in `output` that wait for an output from the client.
+
+    A call is whatever has a `call_id` and is not an output itself, also of a kind that we do not
+    know: upstream answers 400 when one is left open.
+    """
+    calls = {form.call_id for form in output if form.call_id and not form.type.endswith("_output")}
+    return calls - {form.call_id for form in output if form.type.endswith("_output")}
+
+
+def _gaps(missing: Sequence[Form], following: Sequence[Item]) -> tuple[Gap, ...]:
+    """Find items of the answer that came back recognisable but unequal."""
+    return tuple(
+        Gap(_differing(form, echo))
+        for form in missing
+        for echo in (item.produced_form for item in following if item.is_produced)
+        if echo.type == form.type and _surely_the_same(form, echo) and _differing(form, echo)
+    )
+
+
+def _surely_the_same(form: Form, echo: Form) -> bool:
+    return (form.call_id is not None and form.call_id == echo.call_id) or (
+        form.sealed is not None and form.sealed == echo.sealed
+    )
+
+
+def _differing(form: Form, echo: Form) -> tuple[str, ...]:
+    keys = form.fields.keys() | echo.fields.keys()
+    names = {key for key in keys if form.fields.get(key) != echo.fields.get(key)}
+    if echo.phase not in (None, form.phase):
+        names.add("phase")
+    return tuple(sorted(names))
+
+
+def read_output(raw_items: Sequence[bytes]) -> tuple[Form, ...]:
+    """Return the canonical forms of a response's output. Raises ValueError if one can't be read."""
+    return tuple(produced_form(Item(raw).value) for raw in raw_items)

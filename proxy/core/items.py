@@ -1,0 +1,282 @@
+"""
+Items: what one means, whatever the form in which a client sends it back.
+
+Agents keep the conversation themselves and send all of it at every step. Their own items
+reappear byte for byte; the model's items come back in the client's own spelling: ids and status
+gone, nulls added, keys in another order, content as a plain string, arguments re-serialised.
+Measured on 36 agents; the table of what may differ is in the design, and this file is that table.
+
+An item's canonical form is a mapping of field to canonical text, with what may differ harmlessly
+removed. Its fingerprint is a keyed digest of that. Two kinds are told apart:
+
+* the client's own items (system, developer and user messages, tool outputs, …) mean exactly what
+  they say: only key order, nulls and the spelling of a plain text message may differ;
+* items the model produces (assistant messages, tool calls, reasoning, …) also lose delivery
+  metadata: `id`, `status`, `annotations`, `logprobs` and their like.
+
+A kind that we do not know is compared strictly on every field that is not delivery metadata.
+Nothing here changes an item: canonical forms are for comparison, and what goes upstream is the
+client's own bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import xxhash
+from cachetools import LRUCache
+
+from proxy.core.canonical import JSON, parse, write
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DIGEST_BYTES = 16
+
+# What the service, an SDK or an agent attaches to an item the model produced, and takes away
+# again, without a change of meaning.
+DELIVERY_METADATA = frozenset(
+    {
+        "id",
+        "status",
+        "created_by",
+        "annotations",
+        "logprobs",
+        "parsed",
+        "parsed_arguments",
+        "create_time",
+        "content_item_kinds",
+        "internal_chat_message_metadata_passthrough",
+    }
+)
+
+# Items that only ever come from the client, though their names do not end in `_output`.
+CLIENT_TYPES = frozenset(
+    {
+        "item_reference",
+        "additional_tools",
+        "configuration_update",
+        "compaction_trigger",
+        "mcp_approval_response",
+    }
+)
+
+# The text part that a plain string stands for, by role.
+TEXT_PART = {"assistant": "output_text"}
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """
+    The canonical form of one item: its fields, each as canonical text.
+
+    `call_id`, `item_id` and `sealed` (a reasoning item's encrypted content) are what two forms of
+    one item have in common even when they are unequal; `phase` is apart because a client may drop
+    it, though not change it.
+    """
+
+    type: str
+    fields: Mapping[str, str]
+    phase: str | None
+    call_id: str | None
+    item_id: str | None
+    sealed: str | None
+
+
+class Item:
+    """
+    One item of a request, as its own bytes, parsed when first asked for.
+
+    `raw` must be one JSON value. Reading any property raises ValueError if it is not an object, or
+    not JSON that every reader takes alike.
+    """
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+
+    def __repr__(self) -> str:
+        return f"<Item of {len(self.raw)} bytes>"
+
+    @cached_property
+    def value(self) -> dict[str, JSON]:
+        """The parsed object, with exact numbers."""
+        value = parse(self.raw)
+        if not isinstance(value, dict):
+            raise ValueError("an item must be an object")  # noqa: TRY004  doubt has one name here
+        return value
+
+    @cached_property
+    def type(self) -> str:
+        """The item's type; `message` is implied by a role."""
+        return item_type(self.value)
+
+    @property
+    def is_produced(self) -> bool:
+        """Whether items of this kind come from the model."""
+        if self.type == "message":
+            return self.value.get("role") == "assistant"
+        return self.type not in CLIENT_TYPES and not self.type.endswith("_output")
+
+    @property
+    def call_id(self) -> str | None:
+        """The id that pairs a tool call with its output, if the item has one."""
+        return _text(self.value.get("call_id"))
+
+    @cached_property
+    def produced_form(self) -> Form:
+        """The canonical form of this item as something that the model produced."""
+        return produced_form(self.value)
+
+    @cached_property
+    def canonical_text(self) -> str:
+        """The whole canonical form as one text, by the rules of the item's kind."""
+        if self.is_produced:
+            form = self.produced_form
+            fields = dict(form.fields)
+            if form.phase:
+                fields["phase"] = form.phase
+        else:
+            fields = _own_fields(self.value)
+        return write({**fields})
+
+
+def item_type(value: Mapping[str, JSON]) -> str:
+    """Return an item's type; an easy message has a role and no type."""
+    return _text(value.get("type")) or ("message" if "role" in value else "")
+
+
+def produced_form(value: Mapping[str, JSON]) -> Form:
+    """Return the canonical form of an item that the model produced, upstream's or an echo."""
+    kind = item_type(value)
+    fields = {
+        key: write(field)
+        for key, field in value.items()
+        if field is not None and key not in DELIVERY_METADATA and key not in ("type", "phase")
+    }
+    sealed = None
+    if kind == "message":
+        fields["content"] = _content(value.get("content"), TEXT_PART["assistant"])
+    elif kind == "function_call":
+        fields["arguments"] = _arguments(value.get("arguments"))
+    elif kind == "reasoning":
+        sealed = _text(value.get("encrypted_content")) or None
+        fields = _reasoning_fields(fields, sealed)
+    fields["type"] = kind
+    return Form(
+        type=kind,
+        fields=fields,
+        phase=_text(value.get("phase")),
+        call_id=_text(value.get("call_id")),
+        item_id=_text(value.get("id")),
+        sealed=sealed,
+    )
+
+
+def _reasoning_fields(fields: dict[str, str], sealed: str | None) -> dict[str, str]:
+    # Equal encrypted content is the same reasoning, however its summary was kept; without it the
+    # texts decide, and an empty list says as little as an absent one.
+    if sealed is not None:
+        return {"encrypted_content": sealed}
+    return {key: text for key, text in fields.items() if text not in ("[]", '""')}
+
+
+def _own_fields(value: Mapping[str, JSON]) -> dict[str, str]:
+    fields = {key: write(field) for key, field in value.items() if field is not None}
+    fields["type"] = item_type(value)
+    if fields["type"] == "message":
+        role = _text(value.get("role")) or ""
+        fields["content"] = _content(value.get("content"), TEXT_PART.get(role, "input_text"))
+    return fields
+
+
+def _content(content: JSON, text_type: str) -> str:
+    """Canonical text of message content; a string equals one text part."""
+    if isinstance(content, str):
+        content = [{"type": text_type, "text": content}]
+    if not isinstance(content, list):
+        return write(content)
+    return write([_part(part) for part in content])
+
+
+def _part(part: JSON) -> JSON:
+    if not isinstance(part, dict):
+        return part
+    return {
+        key: field
+        for key, field in part.items()
+        if field is not None and key not in DELIVERY_METADATA
+    }
+
+
+def _arguments(arguments: JSON) -> str:
+    """
+    Canonical text of a function call's arguments.
+
+    Clients parse and re-serialise them, so they are equal as parsed JSON with exact numbers. Blank
+    equals `{}`. What is not JSON is equal as text only.
+    """
+    if not isinstance(arguments, str):
+        return "value " + write(arguments)
+    try:
+        return "json " + write(parse(arguments if arguments.strip() else "{}"))
+    except ValueError:
+        return "text " + write(arguments)
+
+
+def _text(value: JSON) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+class Fingerprinter:
+    """
+    Keyed digests of items, settings and histories.
+
+    `secret` is random per process, so that nobody outside can look for two contents with one
+    fingerprint. The cache, keyed by a digest of the raw bytes, serves clients that spell their
+    history anew at every turn; `cache_size` is its number of entries of about 200 bytes.
+    """
+
+    def __init__(self, secret: bytes, cache_size: int = 65_536) -> None:
+        if len(secret) < DIGEST_BYTES:
+            raise ValueError("the secret must have at least 16 bytes")
+        self._key = secret[:64]
+        self._seed = int.from_bytes(hashlib.blake2b(secret, digest_size=8).digest(), "big")
+        self._cache: LRUCache[bytes, bytes] = LRUCache(maxsize=cache_size)
+
+    def digest(self, *parts: bytes) -> bytes:
+        """Return the keyed digest (16 bytes) of the parts in order."""
+        hasher = hashlib.blake2b(digest_size=DIGEST_BYTES, key=self._key)
+        for part in parts:
+            hasher.update(len(part).to_bytes(8, "big"))
+            hasher.update(part)
+        return hasher.digest()
+
+    def item(self, item: Item) -> bytes:
+        """Return the fingerprint of an item. Raises ValueError if it can't be read safely."""
+        cached = self._cache.get(address := b"i" + self._raw_digest(item.raw))
+        if cached is None:
+            cached = self.digest(item.canonical_text.encode("utf-8", "surrogatepass"))
+            self._cache[address] = cached
+        return cached
+
+    def setting(self, raw: bytes) -> bytes:
+        """Return the fingerprint of a setting's value. Raises ValueError as `item` does."""
+        cached = self._cache.get(address := b"s" + self._raw_digest(raw))
+        if cached is None:
+            cached = self.digest(write(parse(raw)).encode("utf-8", "surrogatepass"))
+            self._cache[address] = cached
+        return cached
+
+    def root(self, principal: str) -> bytes:
+        """Return the key of a principal's empty history: no two principals share any history."""
+        return self.digest(b"history", principal.encode())
+
+    def extend(self, history: bytes, item: Item) -> bytes:
+        """Return the key of a history (as from `root`) with one more item."""
+        return self.digest(history, self.item(item))
+
+    def _raw_digest(self, raw: bytes) -> bytes:
+        return xxhash.xxh3_128_digest(raw, self._seed)

@@ -1,0 +1,169 @@
+"""
+How a turn is to be sent: continue a chain, start one, or leave it to plain HTTP.
+
+The longest history that is known and usable wins, among all of the principal's chains. Nothing but
+content decides: no session header, cache key, call id or "last response here" has a say, so forks,
+retries, rewinds, parallel runs and side requests fall out by themselves. What can't be continued
+is sent in full; the reason named is that of the longest chain that almost fitted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from proxy.core.history import Gap, Match, Mismatch, match
+from proxy.core.reasons import Reason
+from proxy.core.request import TurnRequest, parse_body, parse_tail
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from proxy.core.chains import ChainStore
+    from proxy.core.history import Head, MatchingPolicy
+    from proxy.core.items import Fingerprinter, Item
+    from proxy.core.request import Prefix
+
+# A retry begins with its own former body, and with the one before; older ones are of no use.
+PREFIXES_TRIED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """Send `delta` after `head`."""
+
+    request: TurnRequest
+    head: Head
+    delta: Sequence[Item]
+    reason: Reason = Reason.CONTINUED
+    gaps: tuple[Gap, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Send the whole history; `reason` is that of the chain that almost fitted, if there is one."""
+
+    request: TurnRequest
+    reason: Reason
+    gaps: tuple[Gap, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FollowClient:
+    """The client names the previous response itself: send its request as it is, where `head` is."""
+
+    request: TurnRequest
+    head: Head
+    reason: Reason = Reason.CLIENT_CHAINED
+    gaps: tuple[Gap, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PassThrough:
+    """Leave the request to plain HTTP, untouched."""
+
+    reason: Reason
+    request: TurnRequest | None = None
+    gaps: tuple[Gap, ...] = ()
+
+
+Plan: TypeAlias = Continue | Start | FollowClient | PassThrough
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """
+    Makes the plan of a turn from its body and what is known of its principal's chains.
+
+    `held(head)` tells why the head's connection can't continue it at this moment, or None if it
+    can. `max_message_bytes` is upstream's limit for one message.
+    """
+
+    store: ChainStore
+    fingerprints: Fingerprinter
+    policy: MatchingPolicy
+    held: Callable[[Head], Reason | None]
+    max_message_bytes: int = field(default=16_000_000)
+
+    def plan(self, principal: str, body: bytes) -> Plan:
+        """Return the plan for a body; `principal` is the key of whose credentials it carries."""
+        try:
+            return self._plan(principal, body)
+        except ValueError:
+            return PassThrough(Reason.UNPARSABLE)
+
+    def _plan(self, principal: str, body: bytes) -> Plan:
+        request: TurnRequest | None = None
+        refusals: list[Mismatch] = []
+        for known in self.store.prefixes(principal, body)[:PREFIXES_TRIED]:
+            attempt = parse_tail(body, known, self.fingerprints)
+            if attempt is None:
+                continue
+            request = request or attempt
+            if (plan := self._attempt(principal, attempt, refusals)) is not None:
+                return plan
+        if request is None:
+            parsed = parse_body(body, self.fingerprints.root(principal), self.fingerprints)
+            if not isinstance(parsed, TurnRequest):
+                return PassThrough(parsed)
+            request = parsed
+            if (plan := self._attempt(principal, parsed, refusals)) is not None:
+                return plan
+        return self._start(request, refusals)
+
+    def _attempt(
+        self, principal: str, request: TurnRequest, refusals: list[Mismatch]
+    ) -> Plan | None:
+        """Return the plan if this reading of the body settles it, else note why it does not."""
+        envelope = request.envelope
+        if envelope.ineligible is not None:
+            return PassThrough(envelope.ineligible, request)
+        if envelope.previous_response_id is not None:
+            return self._follow_client(principal, request)
+        for place, head in self._candidates(request):
+            outcome = match(head, envelope, request.items[place:], self.policy)
+            if isinstance(outcome, Match):
+                held = self.held(head)
+                if held is None or self.may_hydrate(head):
+                    return Continue(request, head, outcome.delta)
+                outcome = Mismatch(held)
+            refusals.append(outcome)
+        return None
+
+    def may_hydrate(self, head: Head) -> bool:
+        """Whether upstream can load this head on any connection, from its storage."""
+        return head.stored and self.store.ids_are_unique
+
+    def _candidates(self, request: TurnRequest) -> Iterator[tuple[int, Head]]:
+        """Yield the heads of all histories that the request begins with, longest first."""
+        for place in reversed(range(len(request.histories))):
+            for head in self.store.heads_at(request.histories[place]):
+                yield place, head
+
+    def _follow_client(self, principal: str, request: TurnRequest) -> Plan:
+        # Its own chain: nothing may be added to the request or taken from it.
+        head = self.store.head_of(principal, request.envelope.previous_response_id or "")
+        if head is None or self.held(head) is not None:
+            return PassThrough(Reason.UNKNOWN_CHAIN, request)
+        return FollowClient(request, head)
+
+    def _start(self, request: TurnRequest, refusals: Sequence[Mismatch]) -> Plan:
+        if self.too_large(request):
+            return PassThrough(Reason.TOO_LARGE, request)
+        if not refusals:
+            return Start(request, _unknown(request))
+        telling = next((r for r in refusals if r.reason is not Reason.NOTHING_NEW), refusals[0])
+        gaps = tuple(gap for refusal in refusals for gap in refusal.gaps)
+        return Start(request, telling.reason, gaps)
+
+    def too_large(self, request: TurnRequest) -> bool:
+        """Whether the whole history does not fit into one message."""
+        return len(request.body) > self.max_message_bytes and (
+            len(request.full_message()) > self.max_message_bytes
+        )
+
+
+def _unknown(request: TurnRequest) -> Reason:
+    # A request that holds answers of the model continues something, though nothing known here.
+    has_answers = any(item.is_produced for item in request.items)
+    return Reason.HISTORY_CHANGED if has_answers else Reason.NEW_CONVERSATION

@@ -1,0 +1,407 @@
+"""
+A request body, taken apart without touching it.
+
+Everything that goes upstream is made of slices of the client's own bytes: its settings member by
+member, its `input` as it stands, or the raw items after those that upstream holds. Nothing is
+parsed to be written again.
+
+Two ways lead to a `TurnRequest`:
+
+* `parse_body` skims the whole body once (about a millisecond a megabyte) and fingerprints every
+  item: the way of a conversation's first request.
+* `parse_tail` needs only what follows a known prefix. A JSON lexer is a left-to-right automaton:
+  if the first L bytes of two bodies are equal, it stands in the same state after both, inside
+  `input`, just after the same item. So all that was proved of those bytes when they were first
+  seen still holds, and only the rest is looked at.
+
+Where two readers of the same bytes might disagree (duplicate keys, NaN, lone bytes), the answer
+is a reason to pass the request through, never a guess.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from proxy.core.canonical import parse
+from proxy.core.items import Item
+from proxy.core.reasons import Reason
+from proxy.core.splice import members
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from proxy.core.canonical import JSON
+    from proxy.core.items import Fingerprinter
+
+WHITE_SPACE = b" \t\r\n"
+
+# Fields that steer only the response at hand and are sent again anyway: they may differ between
+# the turns of a chain. Every other field must be equal, also one that we do not know.
+PER_RESPONSE = frozenset(
+    {
+        "stream",
+        "stream_options",
+        "tool_choice",
+        "parallel_tool_calls",
+        "max_output_tokens",
+        "max_tool_calls",
+        "temperature",
+        "top_p",
+        "top_logprobs",
+        "include",
+        "metadata",
+        "client_metadata",
+        "user",
+        "safety_identifier",
+        "background",
+        "previous_response_id",
+    }
+)
+
+# Implied by the transport: the guide says not to send them on a WebSocket.
+NOT_SENT = frozenset({"input", "stream", "background", "previous_response_id"})
+
+# On HTTP these are refused as unknown, on WebSocket they mean something: HTTP must decide.
+WEBSOCKET_ONLY = frozenset({"type", "generate", "stream_id"})
+
+# Tools that act on the world while upstream answers: running such a turn twice is not harmless.
+LOCAL_TOOL_TYPES = frozenset({"function", "custom", "namespace", "tool_search", "local_shell"})
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One member of the body other than `input`: its key and its value's own bytes."""
+
+    key: str
+    raw: bytes
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """
+    A body's settings: every field except `input`.
+
+    `fingerprints` holds those that the turns of a chain must have in common; `ineligible` the
+    reason why WebSocket mode can't carry this request, if there is one.
+    """
+
+    settings: tuple[Setting, ...]
+    fingerprints: Mapping[str, bytes]
+    stream: bool
+    stored: bool
+    model: str | None
+    previous_response_id: str | None
+    replay_safe: bool
+    ineligible: Reason | None
+
+    @cached_property
+    def message_members(self) -> bytes:
+        """
+        The settings as members of a `response.create` message, in the client's bytes.
+
+        Nulls are left out: to the API they are as good as absent, and its WebSocket endpoint was
+        seen to refuse some of them.
+        """
+        return b"".join(
+            b",%b:%b" % (msgspec.json.encode(setting.key), setting.raw)
+            for setting in self.settings
+            if setting.key not in NOT_SENT and setting.raw != b"null"
+        )
+
+    @property
+    def size_bytes(self) -> int:
+        """How much memory the envelope holds, about."""
+        return 200 + sum(len(setting.raw) + 150 for setting in self.settings)
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """
+    The beginning of a body seen before: `length` bytes, up to the end of its last item.
+
+    `head` are the settings that stand before `input`, `suffix` all bytes after the last item,
+    and `history` the key of the `item_count` items inside the prefix.
+    """
+
+    length: int
+    input_start: int
+    head: tuple[Setting, ...]
+    suffix: bytes
+    envelope: Envelope
+    item_count: int
+    history: bytes
+
+
+@dataclass(frozen=True)
+class TurnRequest:
+    """
+    A parsed body, relative to the history (`base`) that was known before.
+
+    `items` are the items after the first `base_count`; `histories[i]` is the key of the history
+    that ends before `items[i]`, and `histories[-1]` that of the whole request.
+    """
+
+    body: bytes
+    envelope: Envelope
+    input_start: int
+    input_end: int
+    base_count: int
+    items: Sequence[Item]
+    histories: Sequence[bytes]
+    head: tuple[Setting, ...] = field(repr=False, default=())
+
+    @property
+    def history(self) -> bytes:
+        """The key of the request's whole history."""
+        return self.histories[-1]
+
+    @property
+    def item_count(self) -> int:
+        """How many items the whole history has."""
+        return self.base_count + len(self.items)
+
+    def full_message(self) -> bytes:
+        """Return the `response.create` that carries the whole history."""
+        return b'{"type":"response.create","input":%b%b}' % (
+            self.body[self.input_start : self.input_end],
+            self.envelope.message_members,
+        )
+
+    def delta_message(self, response_id: str, items: Sequence[Item]) -> bytes:
+        """Return the `response.create` that adds `items` to the response `response_id`."""
+        return b'{"type":"response.create","previous_response_id":%b,"input":[%b]%b}' % (
+            msgspec.json.encode(response_id),
+            b",".join(item.raw for item in items),
+            self.envelope.message_members,
+        )
+
+    def chained_message(self) -> bytes:
+        """Return the `response.create` of a client that chains by itself, as it sent it."""
+        return b'{"type":"response.create","previous_response_id":%b,"input":%b%b}' % (
+            msgspec.json.encode(self.envelope.previous_response_id),
+            self.body[self.input_start : self.input_end],
+            self.envelope.message_members,
+        )
+
+    def prefix(self) -> Prefix | None:
+        """Return what to remember of this body, or None where its `input` has no items of its own."""
+        raw_input = self.body[self.input_start : self.input_end]
+        if not self.item_count or not raw_input.endswith(b"]"):
+            return None
+        length = self.input_start + len(raw_input[:-1].rstrip(WHITE_SPACE))
+        return Prefix(
+            length=length,
+            input_start=self.input_start,
+            head=self.head,
+            suffix=self.body[length:],
+            envelope=self.envelope,
+            item_count=self.item_count,
+            history=self.history,
+        )
+
+
+def parse_body(body: bytes, root: bytes, fingerprints: Fingerprinter) -> TurnRequest | Reason:
+    """
+    Take a whole body apart. `root` is the key of the principal's empty history.
+
+    Returns the reason for passing the request through where it is not a turn that can be read
+    without doubt.
+    """
+    try:
+        found = members(body)
+    except ValueError:
+        return Reason.UNPARSABLE
+    place = next((i for i, member in enumerate(found) if member.key == "input"), None)
+    if place is None:
+        return Reason.NO_INPUT
+    start, end = found[place].start, found[place].end
+    settings = [Setting(m.key, body[m.start : m.end]) for m in found if m.key != "input"]
+    try:
+        envelope = read_envelope(settings, fingerprints)
+        items = input_items(body[start:end])
+        histories = None if items is None else fold(root, items, fingerprints)
+    except ValueError:
+        return Reason.UNPARSABLE
+    if histories is None or not (items or envelope.previous_response_id):
+        return Reason.NO_INPUT
+    return TurnRequest(
+        body=body,
+        envelope=envelope,
+        input_start=start,
+        input_end=end,
+        base_count=0,
+        items=items or (),
+        histories=histories,
+        head=tuple(settings[:place]),
+    )
+
+
+def parse_tail(body: bytes, prefix: Prefix, fingerprints: Fingerprinter) -> TurnRequest | None:
+    """
+    Take apart what follows a known prefix of `body`.
+
+    The caller has proved that `body` begins with the bytes that `prefix` stands for. None means
+    that the rest can't be read this way, and the whole body has to be parsed.
+    """
+    try:
+        return _same_suffix(body, prefix, fingerprints) or _new_suffix(body, prefix, fingerprints)
+    except ValueError:
+        return None
+
+
+def _same_suffix(
+    body: bytes, prefix: Prefix, fingerprints: Fingerprinter
+) -> TurnRequest | None:
+    # With the bytes after the array as they were, the settings are as they were: what stands
+    # between must be a list by itself, and then the parser's state behind it is the same too.
+    if not body.endswith(prefix.suffix) or len(body) < prefix.length + len(prefix.suffix):
+        return None
+    between = body[prefix.length : len(body) - len(prefix.suffix)]
+    if (items := _appended_items(between)) is None:
+        return None
+    array_end = len(body) - len(prefix.suffix.lstrip(WHITE_SPACE)) + 1
+    return _continued(body, prefix, prefix.envelope, array_end, items, fingerprints)
+
+
+def _appended_items(between: bytes) -> list[Item] | None:
+    stripped = between.strip(WHITE_SPACE)
+    if not stripped:
+        return []
+    if not stripped.startswith(b",") or not stripped[1:].strip(WHITE_SPACE):
+        return None  # a trailing comma is no JSON
+    try:
+        return _items(b"[%b]" % stripped[1:])
+    except msgspec.DecodeError:
+        return None
+
+
+def _new_suffix(body: bytes, prefix: Prefix, fingerprints: Fingerprinter) -> TurnRequest | None:
+    # The settings after the array differ: read the rest as an object that begins inside `input`.
+    rest = body[prefix.length :].lstrip(WHITE_SPACE)
+    if rest.startswith(b","):
+        rest = rest[1:].lstrip(WHITE_SPACE)
+        if rest.startswith(b"]"):
+            return None  # a trailing comma is no JSON
+    elif not rest.startswith(b"]"):
+        return None
+    opening = b'{"input":['
+    found = members(opening + rest)
+    array = found[0]
+    tail = [Setting(m.key, rest[m.start - len(opening) : m.end - len(opening)]) for m in found[1:]]
+    if {setting.key for setting in tail} & {setting.key for setting in prefix.head}:
+        return None
+    items = _items((opening + rest)[array.start : array.end])
+    array_end = len(body) - len(rest) + array.end - len(opening)
+    envelope = read_envelope([*prefix.head, *tail], fingerprints)
+    return _continued(body, prefix, envelope, array_end, items, fingerprints)
+
+
+def _continued(
+    body: bytes,
+    prefix: Prefix,
+    envelope: Envelope,
+    array_end: int,
+    items: list[Item],
+    fingerprints: Fingerprinter,
+) -> TurnRequest:
+    return TurnRequest(
+        body=body,
+        envelope=envelope,
+        input_start=prefix.input_start,
+        input_end=array_end,
+        base_count=prefix.item_count,
+        items=items,
+        histories=fold(prefix.history, items, fingerprints),
+        head=prefix.head,
+    )
+
+
+def fold(history: bytes, items: Sequence[Item], fingerprints: Fingerprinter) -> list[bytes]:
+    """Return the keys of `history` and of each longer history that the items make of it."""
+    keys = [history]
+    for item in items:
+        keys.append(fingerprints.extend(keys[-1], item))
+    return keys
+
+
+def input_items(raw: bytes) -> list[Item] | None:
+    """Return the items of an `input` value; a string is one user message. None if it is neither."""
+    if raw.startswith(b"["):
+        return _items(raw)
+    if raw.startswith(b'"'):
+        return [Item(b'{"role":"user","content":%b}' % raw)]
+    return None
+
+
+def _items(array: bytes) -> list[Item]:
+    return [Item(bytes(raw)) for raw in msgspec.json.decode(array, type=list[msgspec.Raw])]
+
+
+def read_envelope(settings: Sequence[Setting], fingerprints: Fingerprinter) -> Envelope:
+    """
+    Read what the proxy must know of the settings; `settings` are in the body's own order.
+
+    Raises ValueError if one of them can't be read without doubt.
+    """
+    compared: dict[str, bytes] = {}
+    small: dict[str, JSON] = {}
+    tools_raw = b"null"
+    for setting in settings:
+        if setting.raw == b"null":  # absent and null are one to the API
+            continue
+        if setting.key not in PER_RESPONSE:
+            compared[setting.key] = fingerprints.setting(setting.raw)
+        if setting.key == "tools":
+            tools_raw = setting.raw
+        elif len(setting.raw) <= 1024 or setting.key in PER_RESPONSE:
+            small[setting.key] = parse(setting.raw)
+        else:
+            small[setting.key] = True
+    store = small.get("store")
+    return Envelope(
+        settings=tuple(settings),
+        fingerprints=compared,
+        stream=small.get("stream") is True,
+        stored=store is not False,
+        model=_text(small.get("model")),
+        previous_response_id=_text(small.get("previous_response_id")),
+        replay_safe=store is False and _acts_locally(tools_raw),
+        ineligible=_ineligible({setting.key for setting in settings}, small),
+    )
+
+
+def _ineligible(keys: set[str], settings: Mapping[str, JSON]) -> Reason | None:
+    if keys & WEBSOCKET_ONLY or "background_options" in settings:
+        return Reason.HTTP_ONLY_FIELD
+    if settings.get("background", False) is not False:
+        return Reason.BACKGROUND
+    if "conversation" in settings:
+        return Reason.CONVERSATION
+    if not isinstance(settings.get("stream", False), bool):
+        return Reason.HTTP_ONLY_FIELD
+    if "stream_options" in settings and settings.get("stream") is not True:
+        return Reason.HTTP_ONLY_FIELD  # refused on HTTP, and HTTP must say so
+    if not isinstance(settings.get("previous_response_id", ""), str):
+        return Reason.HTTP_ONLY_FIELD
+    return None
+
+
+def _acts_locally(tools_raw: bytes) -> bool:
+    """Whether every tool is carried out by the client, so that a turn may run twice unnoticed."""
+    try:
+        kinds = msgspec.json.decode(tools_raw, type=list[_ToolType] | None) or []
+    except msgspec.DecodeError:
+        return False
+    return all(tool.type in LOCAL_TOOL_TYPES for tool in kinds)
+
+
+class _ToolType(msgspec.Struct):
+    type: str = ""
+
+
+def _text(value: JSON) -> str | None:
+    return value if isinstance(value, str) else None

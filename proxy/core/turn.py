@@ -1,0 +1,402 @@
+"""
+One turn, from its plan to its last byte, as a state machine.
+
+Events go in, commands come out. Nothing here awaits, logs, reads a clock or opens a socket: the
+driver carries the commands out in order and reports what came of the last one.
+
+    LEASING --LeaseGranted--> SENT --Begun--> RELAYING --Completed, Ended--> CLOSED
+       |                       |                 |
+       LeaseFailed             refused, closed,  closed, broken
+       v                       silent            v
+       PassThrough, Refuse     resend once       BreakReply
+
+SENT -> RELAYING is the commit point: the client has seen a byte, or upstream is known to have begun.
+Before it a turn may be sent again, once, and always in full; after it never. What a refusal or a
+closed connection means is looked up in `core.verdicts`; what may be done about it in this state is
+decided here. The thousands of events between `Begun` and the end never pass through this machine.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from proxy.core.reasons import Mode, Reason
+from proxy.core.verdicts import (
+    HttpReply,
+    Refusal,
+    Verdict,
+    connection_failed_reply,
+    http_reply,
+    judge,
+    judge_close,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Events: what happened.
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseGranted:
+    """A connection is ours for this turn; `holds_chain` if it still has the head's response."""
+
+    holds_chain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseFailed:
+    """No connection can be had. `reply` is what the client must be told, if HTTP can't help."""
+
+    reason: Reason
+    reply: HttpReply | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Upstream answered with an error before its first event."""
+
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionClosed:
+    """The connection ended; `sent` is False only if no byte of the message had left."""
+
+    code: int
+    sent: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """Upstream let the deadline for its first event, or for its next one, pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The first server event of the answer arrived: the commit point."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """The answer ended with `response.completed`; `clean` if nothing unexpected came after it."""
+
+    clean: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The answer ended with `response.failed` or `response.incomplete`."""
+
+    clean: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Erred:
+    """An `error` event ended the answer after it had begun; the client has seen it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """Upstream broke the protocol: nothing on this connection can be trusted any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class DownstreamClosed:
+    """The client left, or we are told to stop."""
+
+
+Event: TypeAlias = (
+    LeaseGranted
+    | LeaseFailed
+    | Refused
+    | ConnectionClosed
+    | Silent
+    | Begun
+    | Completed
+    | Ended
+    | Erred
+    | Broken
+    | DownstreamClosed
+)
+
+# Commands: what to do. The last one of a list is the one whose outcome comes back as an event.
+
+
+@dataclass(frozen=True, slots=True)
+class AcquireLease:
+    """Get a connection; `fresh` excludes every one that has been used before."""
+
+    fresh: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SendDelta:
+    """Send the new items after the head's response id."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendFull:
+    """Send the whole history."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendAsIs:
+    """Send the request of a client that names the previous response itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """Begin the reply and relay events until the answer ends, one way or another."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordHead:
+    """Remember the response that has just completed as the head of its chain."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetHead:
+    """Forget the head that this turn was to continue: upstream evicts it on an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseLease:
+    """Give the connection back; `holds_answer` if it now holds the response just recorded."""
+
+    reusable: bool
+    holds_answer: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PassThrough:
+    """Leave the request to plain HTTP."""
+
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Answer the client with this status and body; nothing has been written yet."""
+
+    reply: HttpReply
+
+
+@dataclass(frozen=True, slots=True)
+class BreakReply:
+    """End a reply that has begun with one error, so that nobody takes it for complete."""
+
+    code: str
+    message: str
+
+
+Command: TypeAlias = (
+    AcquireLease
+    | SendDelta
+    | SendFull
+    | SendAsIs
+    | Relay
+    | RecordHead
+    | ForgetHead
+    | ReleaseLease
+    | PassThrough
+    | Refuse
+    | BreakReply
+)
+
+
+class State(enum.Enum):
+    """Where a turn is in its life."""
+
+    LEASING = enum.auto()
+    SENT = enum.auto()
+    RELAYING = enum.auto()
+    CLOSED = enum.auto()
+
+
+class Form(enum.Enum):
+    """In what form a turn can go upstream, as planned."""
+
+    FULL = enum.auto()
+    DELTA = enum.auto()  # on the connection that holds the head, and there only
+    DELTA_ANYWHERE = enum.auto()  # upstream stores the head, and can load it on any connection
+    AS_IS = enum.auto()  # the client chains by itself
+
+
+class UnexpectedEvent(Exception):  # noqa: N818  a bug of ours, named as what it is
+    """An event arrived in a state that has no row for it."""
+
+
+class Turn:
+    """
+    The state machine of one turn.
+
+    `reason` is why the planned form was chosen. `full_fits` tells whether the whole history fits
+    into one message; `replay_safe` whether running the turn twice would go unnoticed by the world;
+    `may_resend()` asks the resend budget. `mode` and `reason` always say how the turn went so far.
+    """
+
+    def __init__(
+        self,
+        form: Form,
+        reason: Reason,
+        *,
+        full_fits: bool = True,
+        replay_safe: bool = False,
+        may_resend: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.state = State.LEASING
+        self.form = form
+        self.reason = reason
+        self.mode = Mode.FULL if form is Form.FULL else Mode.DELTA
+        self.resends: list[Reason] = []
+        self._full_fits = full_fits
+        self._replay_safe = replay_safe
+        self._may_resend = may_resend
+
+    def __repr__(self) -> str:
+        return f"<Turn {self.state.name} {self.form.name} {self.mode} {self.reason.value}>"
+
+    def start(self) -> list[Command]:
+        """Return the first commands."""
+        return [AcquireLease()]
+
+    def handle(self, event: Event) -> list[Command]:
+        """Advance by one event; return the commands to carry out, in order."""
+        match self.state, event:
+            case State.LEASING, LeaseGranted(holds_chain):
+                self.state = State.SENT
+                return [self._send(holds_chain=holds_chain)]
+            case State.LEASING, LeaseFailed(_, HttpReply() as reply):
+                return self._close(Refuse(reply))
+            case State.LEASING, LeaseFailed(reason):
+                return self._fall_back(Reason.RESEND_FAILED if self.resends else reason)
+            case State.LEASING, DownstreamClosed():
+                return self._close()
+
+            case State.SENT, Begun():
+                self.state = State.RELAYING
+                return [Relay()]
+            case State.SENT, Refused(refusal):
+                return self._refused(refusal)
+            case State.SENT, ConnectionClosed(code, sent):
+                return self._lost(code, sent=sent, reason=Reason.UPSTREAM_CLOSED)
+            case State.SENT, Silent():
+                return self._lost(1006, sent=True, reason=Reason.UPSTREAM_SILENT)
+            case State.SENT, Broken():
+                return self._lost(1002, sent=True, reason=Reason.UPSTREAM_FAILED)
+
+            case State.RELAYING, Completed(clean):
+                return self._close(RecordHead(), ReleaseLease(clean, holds_answer=True))
+            case State.RELAYING, Ended(clean):
+                return self._close(ForgetHead(), ReleaseLease(clean))
+            case State.RELAYING, Erred():
+                return self._close(ForgetHead(), ReleaseLease(reusable=False))
+            case State.RELAYING, ConnectionClosed(code):
+                return self._break(f"The upstream connection closed (code {code}).")
+            case State.RELAYING, Silent():
+                return self._break("The upstream sent no event for too long.")
+            case State.RELAYING, Broken():
+                return self._break("The upstream sent something that belongs to no answer.")
+
+            case State.SENT | State.RELAYING, DownstreamClosed():
+                return self._close(ForgetHead(), ReleaseLease(reusable=False))
+
+        raise UnexpectedEvent(f"{event} while {self.state.name}")
+
+    def _send(self, *, holds_chain: bool) -> Command:
+        if self.form is Form.AS_IS:
+            return SendAsIs()
+        if self.form is Form.DELTA_ANYWHERE or (self.form is Form.DELTA and holds_chain):
+            return SendDelta()
+        if self.form is Form.DELTA:
+            self._now_full(Reason.CONNECTION_LOST)
+        return SendFull()
+
+    def _now_full(self, reason: Reason) -> None:
+        self.form, self.mode, self.reason = Form.FULL, Mode.FULL, reason
+
+    def _refused(self, refusal: Refusal) -> list[Command]:
+        """Upstream said no before its first event: its connection is in order, its answer final."""
+        verdict, reason = judge(
+            refusal, sent_delta=self.form is not Form.FULL, resent=bool(self.resends)
+        )
+        match verdict:
+            case Verdict.RESEND_IN_PLACE | Verdict.RESEND_AS_FULL if self._can_resend():
+                self._resend(reason)
+                return [ForgetHead(), SendFull()]
+            case Verdict.RESEND_ELSEWHERE if self._can_resend():
+                return self._resend_elsewhere(reason)
+            case Verdict.REFUSE:
+                return self._close(
+                    ForgetHead(), ReleaseLease(_keeps_connection(refusal)), Refuse(http_reply(refusal))
+                )
+            case Verdict.RESEND_ELSEWHERE if reason is Reason.UPSTREAM_FAILED:
+                return self._close(
+                    ForgetHead(), ReleaseLease(reusable=False), Refuse(http_reply(refusal))
+                )
+        return self._fall_back(self._why_not_resent(reason), ForgetHead(), ReleaseLease(False))
+
+    def _lost(self, code: int, *, sent: bool, reason: Reason) -> list[Command]:
+        """The connection is gone before the first event: whether upstream began is unknown."""
+        verdict = judge_close(
+            code, sent=sent, replay_safe=self._replay_safe, resent=bool(self.resends)
+        )
+        match verdict:
+            case Verdict.RESEND_ELSEWHERE if self._can_resend():
+                return self._resend_elsewhere(reason if sent else Reason.SEND_FAILED)
+            case Verdict.REFUSE:
+                reply = connection_failed_reply()
+                return self._close(ForgetHead(), ReleaseLease(reusable=False), Refuse(reply))
+        if sent and code != 1009:
+            reply = connection_failed_reply()
+            return self._close(ForgetHead(), ReleaseLease(reusable=False), Refuse(reply))
+        reason = Reason.TOO_LARGE if code == 1009 else self._why_not_resent(Reason.SEND_FAILED)
+        return self._fall_back(reason, ForgetHead(), ReleaseLease(reusable=False))
+
+    def _can_resend(self) -> bool:
+        return (
+            not self.resends
+            and self._full_fits
+            and self.form is not Form.AS_IS
+            and self._may_resend()
+        )
+
+    def _why_not_resent(self, reason: Reason) -> Reason:
+        if self.form is Form.AS_IS:
+            return reason
+        if not self._full_fits:
+            return Reason.TOO_LARGE
+        return Reason.RESEND_FAILED if self.resends else Reason.RESEND_BUDGET
+
+    def _resend(self, reason: Reason) -> None:
+        self.resends.append(reason)
+        self._now_full(reason)
+
+    def _resend_elsewhere(self, reason: Reason) -> list[Command]:
+        self._resend(reason)
+        self.state = State.LEASING
+        return [ForgetHead(), ReleaseLease(reusable=False), AcquireLease(fresh=True)]
+
+    def _fall_back(self, reason: Reason, *commands: Command) -> list[Command]:
+        self.mode, self.reason = Mode.HTTP, reason
+        return self._close(*commands, PassThrough(reason))
+
+    def _break(self, message: str) -> list[Command]:
+        return self._close(
+            ForgetHead(),
+            ReleaseLease(reusable=False),
+            BreakReply("upstream_connection_lost", message),
+        )
+
+    def _close(self, *commands: Command) -> list[Command]:
+        self.state = State.CLOSED
+        return list(commands)
+
+
+def _keeps_connection(refusal: Refusal) -> bool:
+    # A refusal ends its request and leaves the connection in order, except where it is about the
+    # connection itself: its credentials, or a server that is failing.
+    return refusal.status not in (401, 403) and refusal.status < 500
