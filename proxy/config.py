@@ -22,6 +22,7 @@ import json
 import re
 import tomllib
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -86,7 +87,7 @@ def _bytes(value: object) -> object:
     match = _QUANTITY.fullmatch(value.strip())
     if match is None or match[2].lower() not in _BYTES:
         raise ValueError("must be a size such as 65536, 64KiB, 64MiB, 16MB or 1GiB")
-    return round(float(match[1]) * _BYTES[match[2].lower()])
+    return int(Decimal(match[1]) * _BYTES[match[2].lower()])
 
 
 def _names(value: object) -> object:
@@ -684,7 +685,7 @@ def written(key: str, value: object) -> str:
         case int() if key.endswith("_bytes"):
             return _written_bytes(value)
         case float():
-            return f"{value:g}" if value < 1e6 else repr(value)
+            return str(int(value)) if value.is_integer() else repr(value)
         case tuple() | list():
             return ",".join(map(str, value))
         case _:
@@ -692,7 +693,7 @@ def written(key: str, value: object) -> str:
 
 
 def _written_bytes(value: int) -> str:
-    for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB), ("MB", 10**6)):
+    for unit, size in (("GiB", GIB), ("MiB", MIB), ("MB", 10**6), ("KiB", KIB)):
         if value and value % size == 0:
             return f"{value // size}{unit}"
     return str(value)
@@ -837,7 +838,7 @@ def _suggestion(name: str, known: Iterable[str]) -> str:
     """Name the nearest known name, by its last part if that is one's own, else by spelling."""
     known = list(known)
     same_end = [key for key in known if key.endswith(f".{name}")]
-    near = same_end or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    near = same_end or difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"; did you mean {near[0]}?" if near else "; `turnwire config` lists all keys"
 
 
