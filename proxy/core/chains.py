@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from proxy.core.history import Head
     from proxy.core.prefix import Address
-    from proxy.core.request import Prefix, TurnRequest
+    from proxy.core.request import Prefix
 
 PREFIX_BYTES = 700
 
@@ -116,9 +116,9 @@ class ChainStore:
         entry = self._by_response.get((principal, response_id))
         return None if entry is None else entry.head
 
-    def record(self, head: Head, request: TurnRequest) -> None:
+    def record(self, head: Head, body: bytes, prefix: Prefix | None) -> None:
         """
-        Remember a head and the request that it answered.
+        Remember a head, and `prefix`, the beginning of `body` by which to find its history again.
 
         Some upstreams give every response of a connection the same id. Such an id names the
         latest one only, so the older head is forgotten, and `ids_are_unique` turns False: from
@@ -127,7 +127,7 @@ class ChainStore:
         if (older := self._by_response.get((head.principal, head.response_id))) is not None:
             self.ids_are_unique = False
             self.forget(older.head)
-        entry = self._make_entry(head, request)
+        entry = self._make_entry(head, body, prefix)
         try:
             self._entries[entry.serial] = entry
         except ValueError:  # larger than the whole store
@@ -145,10 +145,9 @@ class ChainStore:
             del self._entries[entry.serial]
         self._let_go(entry)
 
-    def _make_entry(self, head: Head, request: TurnRequest) -> _Entry:
+    def _make_entry(self, head: Head, body: bytes, prefix: Prefix | None) -> _Entry:
         self._serial += 1
         size = head.size_bytes + PREFIX_BYTES
-        prefix = request.prefix()
         suffix = b"" if prefix is None else prefix.suffix
         shared = self._shared.get(id(head.envelope))
         if shared is None:
@@ -159,7 +158,7 @@ class ChainStore:
         if prefix is not None:
             if suffix == shared.suffix:
                 prefix = replace(prefix, suffix=shared.suffix)
-            address = self._prefixes.put(head.principal, request.body, prefix)
+            address = self._prefixes.put(head.principal, body, prefix)
         return _Entry(self._serial, head, prefix, address, size)
 
     def _let_go(self, entry: _Entry) -> None:

@@ -19,7 +19,7 @@ from proxy.core.reasons import Reason
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from proxy.core.request import Envelope
+    from proxy.core.request import Envelope, TurnRequest
 
 # New items that may not follow a chain: upstream would rebuild its context from them, drop its
 # tools (both reported), or hold something twice. A reasoning item or a reference among the new
@@ -241,6 +241,54 @@ def _differing(form: Form, echo: Form) -> tuple[str, ...]:
     if echo.phase not in (None, form.phase):
         names.add("phase")
     return tuple(sorted(names))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """
+    What a completed response brought.
+
+    `streamed` are the raw items of its `output_item.done` events, `final` those of the terminal
+    event, which some upstreams leave empty; either list may be.
+    """
+
+    response_id: str
+    streamed: Sequence[bytes]
+    final: Sequence[bytes]
+
+
+def new_head(
+    request: TurnRequest, answer: Answer, *, principal: str, connection_id: int
+) -> Head | None:
+    """
+    Return the head that a completed answer makes of its chain.
+
+    None where it must not be continued: its output can't be read, or the two accounts that
+    upstream gave of it disagree.
+    """
+    try:
+        streamed, final = read_output(answer.streamed), read_output(answer.final)
+    except ValueError:
+        return None
+    if streamed and final and not _same_output(streamed, final):
+        return None
+    return Head(
+        principal=principal,
+        response_id=answer.response_id,
+        connection_id=connection_id,
+        stored=request.envelope.stored,
+        history=request.history,
+        item_count=request.item_count,
+        envelope=request.envelope,
+        output=final or streamed,
+        blocked=Reason.COMPACTED if request.compacts else None,
+    )
+
+
+def _same_output(one: Sequence[Form], other: Sequence[Form]) -> bool:
+    return [(form.fields, form.phase) for form in one] == [
+        (form.fields, form.phase) for form in other
+    ]
 
 
 def read_output(raw_items: Sequence[bytes]) -> tuple[Form, ...]:

@@ -134,6 +134,7 @@ class Prefix:
     envelope: Envelope
     item_count: int
     history: bytes
+    compacts: bool
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ class TurnRequest:
     A parsed body, relative to the history (`base`) that was known before.
 
     `items` are the items after the first `base_count`; `histories[i]` is the key of the history
-    that ends before `items[i]`, and `histories[-1]` that of the whole request.
+    that ends before `items[i]`, and `histories[-1]` that of the whole request. `compacts` if the history holds a `compaction_trigger` anywhere.
     """
 
     body: bytes
@@ -152,6 +153,7 @@ class TurnRequest:
     base_count: int
     items: Sequence[Item]
     histories: Sequence[bytes]
+    compacts: bool
     head: tuple[Setting, ...] = field(repr=False, default=())
 
     @property
@@ -201,6 +203,7 @@ class TurnRequest:
             envelope=self.envelope,
             item_count=self.item_count,
             history=self.history,
+            compacts=self.compacts,
         )
 
 
@@ -236,6 +239,7 @@ def parse_body(body: bytes, root: bytes, fingerprints: Fingerprinter) -> TurnReq
         base_count=0,
         items=items or (),
         histories=histories,
+        compacts=_holds_trigger(items or ()),
         head=tuple(settings[:place]),
     )
 
@@ -316,6 +320,7 @@ def _continued(
         base_count=prefix.item_count,
         items=items,
         histories=fold(prefix.history, items, fingerprints),
+        compacts=prefix.compacts or _holds_trigger(items),
         head=prefix.head,
     )
 
@@ -326,6 +331,10 @@ def fold(history: bytes, items: Sequence[Item], fingerprints: Fingerprinter) -> 
     for item in items:
         keys.append(fingerprints.extend(keys[-1], item))
     return keys
+
+
+def _holds_trigger(items: Sequence[Item]) -> bool:
+    return any(item.type == "compaction_trigger" for item in items)
 
 
 def input_items(raw: bytes) -> list[Item] | None:
