@@ -145,9 +145,7 @@ def changed_settings(old: Envelope, new: Envelope, policy: MatchingPolicy) -> Re
     return next((CHANGED[key] for key in CHANGED if key in keys), Reason.CHANGED_SETTINGS)
 
 
-def _take_echo(
-    output: Sequence[Form], following: Sequence[Item]
-) -> tuple[int, list[Form]]:
+def _take_echo(output: Sequence[Form], following: Sequence[Item]) -> tuple[int, list[Form]]:
     """
     Take the echo of `output` from the beginning of `following`, in whatever order it comes.
 
@@ -203,12 +201,13 @@ def _judge_delta(output: Sequence[Form], delta: Sequence[Item]) -> Reason | None
         return Reason.NOTHING_NEW
     if any(item.type in UNSAFE_NEW_TYPES for item in delta):
         return Reason.UNSAFE_ITEM
-    if pending_calls(output) - {item.call_id for item in delta if item.type.endswith("_output")}:
+    answered = {item.call_id for item in delta if item.type.endswith("_output")}
+    if not pending_calls(output) <= answered:
         return Reason.CALL_UNANSWERED
     return None
 
 
-def pending_calls(output: Sequence[Form]) -> set[str | None]:
+def pending_calls(output: Sequence[Form]) -> set[str]:
     """
     Return the ids of the tool calls in `output` that wait for an output from the client.
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from proxy.core.chains import ChainStore
     from proxy.core.history import Head, MatchingPolicy
     from proxy.core.items import Fingerprinter, Item
-    from proxy.core.request import Prefix
 
 # A retry begins with its own former body, and with the one before; older ones are of no use.
 PREFIXES_TRIED = 4
@@ -125,10 +124,15 @@ class Planner:
             if isinstance(outcome, Match):
                 held = self.held(head)
                 if held is None or self.may_hydrate(head):
-                    return Continue(request, head, outcome.delta)
+                    return self._continue(request, head, outcome.delta)
                 outcome = Mismatch(held)
             refusals.append(outcome)
         return None
+
+    def _continue(self, request: TurnRequest, head: Head, delta: Sequence[Item]) -> Plan:
+        if sum(len(item.raw) for item in delta) > self.max_message_bytes:
+            return PassThrough(Reason.TOO_LARGE, request)
+        return Continue(request, head, delta)
 
     def may_hydrate(self, head: Head) -> bool:
         """Whether upstream can load this head on any connection, from its storage."""
@@ -148,19 +152,13 @@ class Planner:
         return FollowClient(request, head)
 
     def _start(self, request: TurnRequest, refusals: Sequence[Mismatch]) -> Plan:
-        if self.too_large(request):
+        if request.full_message_bytes > self.max_message_bytes:
             return PassThrough(Reason.TOO_LARGE, request)
         if not refusals:
             return Start(request, _unknown(request))
         telling = next((r for r in refusals if r.reason is not Reason.NOTHING_NEW), refusals[0])
         gaps = tuple(gap for refusal in refusals for gap in refusal.gaps)
         return Start(request, telling.reason, gaps)
-
-    def too_large(self, request: TurnRequest) -> bool:
-        """Whether the whole history does not fit into one message."""
-        return len(request.body) > self.max_message_bytes and (
-            len(request.full_message()) > self.max_message_bytes
-        )
 
 
 def _unknown(request: TurnRequest) -> Reason:

@@ -143,7 +143,8 @@ class TurnRequest:
     A parsed body, relative to the history (`base`) that was known before.
 
     `items` are the items after the first `base_count`; `histories[i]` is the key of the history
-    that ends before `items[i]`, and `histories[-1]` that of the whole request. `compacts` if the history holds a `compaction_trigger` anywhere.
+    that ends before `items[i]`, and `histories[-1]` that of the whole request. `compacts` tells
+    whether the history holds a `compaction_trigger` anywhere.
     """
 
     body: bytes
@@ -165,6 +166,12 @@ class TurnRequest:
     def item_count(self) -> int:
         """How many items the whole history has."""
         return self.base_count + len(self.items)
+
+    @property
+    def full_message_bytes(self) -> int:
+        """How long the message of `full_message` is."""
+        framing = len(b'{"type":"response.create","input":}')
+        return self.input_end - self.input_start + len(self.envelope.message_members) + framing
 
     def full_message(self) -> bytes:
         """Return the `response.create` that carries the whole history."""
@@ -190,7 +197,7 @@ class TurnRequest:
         )
 
     def prefix(self) -> Prefix | None:
-        """Return what to remember of this body, or None where its `input` has no items of its own."""
+        """Return what to remember of this body, or None where it has no list of items."""
         raw_input = self.body[self.input_start : self.input_end]
         if not self.item_count or not raw_input.endswith(b"]"):
             return None
@@ -257,9 +264,7 @@ def parse_tail(body: bytes, prefix: Prefix, fingerprints: Fingerprinter) -> Turn
         return None
 
 
-def _same_suffix(
-    body: bytes, prefix: Prefix, fingerprints: Fingerprinter
-) -> TurnRequest | None:
+def _same_suffix(body: bytes, prefix: Prefix, fingerprints: Fingerprinter) -> TurnRequest | None:
     # With the bytes after the array as they were, the settings are as they were: what stands
     # between must be a list by itself, and then the parser's state behind it is the same too.
     if not body.endswith(prefix.suffix) or len(body) < prefix.length + len(prefix.suffix):

@@ -10,7 +10,7 @@ driver carries the commands out in order and reports what came of the last one.
        v                       silent            v
        PassThrough, Refuse     resend once       BreakReply
 
-SENT -> RELAYING is the commit point: the client has seen a byte, or upstream is known to have begun.
+SENT -> RELAYING is the commit point: upstream has begun, and the client is about to see a byte.
 Before it a turn may be sent again, once, and always in full; after it never. What a refusal or a
 closed connection means is looked up in `core.verdicts`; what may be done about it in this state is
 decided here. The thousands of events between `Begun` and the end never pass through this machine.
@@ -31,10 +31,15 @@ from proxy.core.verdicts import (
     http_reply,
     judge,
     judge_close,
+    protocol_fault_reply,
+    silent_reply,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+CLOSE_ABNORMAL = 1006  # RFC 6455 section 7.4.1
+CLOSE_TOO_BIG = 1009
 
 # Events: what happened.
 
@@ -225,7 +230,7 @@ class Form(enum.Enum):
     AS_IS = enum.auto()  # the client chains by itself
 
 
-class UnexpectedEvent(Exception):  # noqa: N818  a bug of ours, named as what it is
+class UnexpectedEvent(Exception):  # noqa: N818  it names a bug of ours, not an error
     """An event arrived in a state that has no row for it."""
 
 
@@ -263,12 +268,11 @@ class Turn:
         """Return the first commands."""
         return [AcquireLease()]
 
-    def handle(self, event: Event) -> list[Command]:
+    def handle(self, event: Event) -> list[Command]:  # noqa: C901  a table: one case a row
         """Advance by one event; return the commands to carry out, in order."""
         match self.state, event:
             case State.LEASING, LeaseGranted(holds_chain):
-                self.state = State.SENT
-                return [self._send(holds_chain=holds_chain)]
+                return self._granted(holds_chain=holds_chain)
             case State.LEASING, LeaseFailed(_, HttpReply() as reply):
                 return self._close(Refuse(reply))
             case State.LEASING, LeaseFailed(reason):
@@ -282,11 +286,12 @@ class Turn:
             case State.SENT, Refused(refusal):
                 return self._refused(refusal)
             case State.SENT, ConnectionClosed(code, sent):
-                return self._lost(code, sent=sent, reason=Reason.UPSTREAM_CLOSED)
+                return self._lost(code, Reason.UPSTREAM_CLOSED, sent=sent)
             case State.SENT, Silent():
-                return self._lost(1006, sent=True, reason=Reason.UPSTREAM_SILENT)
+                return self._lost(CLOSE_ABNORMAL, Reason.UPSTREAM_SILENT, reply=silent_reply())
             case State.SENT, Broken():
-                return self._lost(1002, sent=True, reason=Reason.UPSTREAM_FAILED)
+                reply = protocol_fault_reply()
+                return self._lost(CLOSE_ABNORMAL, Reason.UPSTREAM_FAILED, reply=reply)
 
             case State.RELAYING, Completed(clean):
                 return self._close(RecordHead(), ReleaseLease(clean, holds_answer=True))
@@ -306,23 +311,27 @@ class Turn:
 
         raise UnexpectedEvent(f"{event} while {self.state.name}")
 
-    def _send(self, *, holds_chain: bool) -> Command:
+    def _granted(self, *, holds_chain: bool) -> list[Command]:
+        self.state = State.SENT
         if self.form is Form.AS_IS:
-            return SendAsIs()
+            return [SendAsIs()]
         if self.form is Form.DELTA_ANYWHERE or (self.form is Form.DELTA and holds_chain):
-            return SendDelta()
+            return [SendDelta()]
         if self.form is Form.DELTA:
             self._now_full(Reason.CONNECTION_LOST)
-        return SendFull()
+        if not self._full_fits:
+            return self._fall_back(Reason.TOO_LARGE, ReleaseLease(reusable=True))
+        return [SendFull()]
 
     def _now_full(self, reason: Reason) -> None:
         self.form, self.mode, self.reason = Form.FULL, Mode.FULL, reason
 
     def _refused(self, refusal: Refusal) -> list[Command]:
-        """Upstream said no before its first event: its connection is in order, its answer final."""
-        verdict, reason = judge(
+        """Upstream said no before its first event, which is proof that it began nothing."""
+        verdict, why = judge(
             refusal, sent_delta=self.form is not Form.FULL, resent=bool(self.resends)
         )
+        reason = why or self.reason
         match verdict:
             case Verdict.RESEND_IN_PLACE | Verdict.RESEND_AS_FULL if self._can_resend():
                 self._resend(reason)
@@ -330,31 +339,26 @@ class Turn:
             case Verdict.RESEND_ELSEWHERE if self._can_resend():
                 return self._resend_elsewhere(reason)
             case Verdict.REFUSE:
-                return self._close(
-                    ForgetHead(), ReleaseLease(_keeps_connection(refusal)), Refuse(http_reply(refusal))
-                )
+                return self._refuse(http_reply(refusal), reusable=_keeps_connection(refusal))
             case Verdict.RESEND_ELSEWHERE if reason is Reason.UPSTREAM_FAILED:
-                return self._close(
-                    ForgetHead(), ReleaseLease(reusable=False), Refuse(http_reply(refusal))
-                )
-        return self._fall_back(self._why_not_resent(reason), ForgetHead(), ReleaseLease(False))
+                return self._refuse(http_reply(refusal), reusable=False)
+        return self._fall_back(
+            self._why_not_resent(reason), ForgetHead(), ReleaseLease(reusable=False)
+        )
 
-    def _lost(self, code: int, *, sent: bool, reason: Reason) -> list[Command]:
-        """The connection is gone before the first event: whether upstream began is unknown."""
+    def _lost(
+        self, code: int, reason: Reason, *, sent: bool = True, reply: HttpReply | None = None
+    ) -> list[Command]:
+        """The connection is of no use before the first event; upstream may have begun or not."""
         verdict = judge_close(
             code, sent=sent, replay_safe=self._replay_safe, resent=bool(self.resends)
         )
-        match verdict:
-            case Verdict.RESEND_ELSEWHERE if self._can_resend():
-                return self._resend_elsewhere(reason if sent else Reason.SEND_FAILED)
-            case Verdict.REFUSE:
-                reply = connection_failed_reply()
-                return self._close(ForgetHead(), ReleaseLease(reusable=False), Refuse(reply))
-        if sent and code != 1009:
-            reply = connection_failed_reply()
-            return self._close(ForgetHead(), ReleaseLease(reusable=False), Refuse(reply))
-        reason = Reason.TOO_LARGE if code == 1009 else self._why_not_resent(Reason.SEND_FAILED)
-        return self._fall_back(reason, ForgetHead(), ReleaseLease(reusable=False))
+        if verdict is Verdict.RESEND_ELSEWHERE and self._can_resend():
+            return self._resend_elsewhere(reason if sent else Reason.SEND_FAILED)
+        if verdict is Verdict.REFUSE or (sent and verdict is Verdict.RESEND_ELSEWHERE):
+            return self._refuse(reply or connection_failed_reply(), reusable=False)
+        why = Reason.TOO_LARGE if code == CLOSE_TOO_BIG else self._why_not_resent(reason)
+        return self._fall_back(why, ForgetHead(), ReleaseLease(reusable=False))
 
     def _can_resend(self) -> bool:
         return (
@@ -383,6 +387,9 @@ class Turn:
     def _fall_back(self, reason: Reason, *commands: Command) -> list[Command]:
         self.mode, self.reason = Mode.HTTP, reason
         return self._close(*commands, PassThrough(reason))
+
+    def _refuse(self, reply: HttpReply, *, reusable: bool) -> list[Command]:
+        return self._close(ForgetHead(), ReleaseLease(reusable), Refuse(reply))
 
     def _break(self, message: str) -> list[Command]:
         return self._close(

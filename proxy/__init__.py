@@ -1,0 +1,32 @@
+"""
+Turnwire: a local reverse proxy that turns stateless Responses requests into WebSocket turns.
+
+    client body
+      -> downstream.server    routes, limits; a turn, or passed through untouched
+      -> core.plan            which chain the history continues: Continue | Start | PassThrough
+      -> core.turn            one turn as a state machine: events in, commands out
+      -> downstream.driver    carries its commands out; the only place where a Turn meets I/O
+      -> upstream.pool        a lease on the connection that holds the chain, or on another
+      -> core.reply           server events -> SSE bytes, or one JSON body
+      -> core.chains          what was sent and what came back: the head of the chain
+
+Who may import whom, from top to bottom (a machine checks it):
+
+    cli > demo > app > downstream | simulator > upstream > observe > config > core > errors
+
+`core` decides and does no I/O: it has no clock, no socket, no log, and its tests need no event loop.
+`upstream` and `downstream` carry out. `observe` watches, and nobody waits for it. `simulator` is a
+Responses API of its own that judges the rest and therefore shares no code with it.
+
+Read `core/turn.py`, then `core/plan.py`, then `downstream/driver.py`; who knows these three knows
+the program. The one sentence to keep in mind: the socket is the state. Upstream remembers the last
+response of a conversation on the connection that produced it, so a connection belongs to one
+principal and one chain for as long as that chain is worth continuing.
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+try:
+    __version__ = version("turnwire")
+except PackageNotFoundError:  # run from a checkout that was never installed
+    __version__ = "0+unknown"
