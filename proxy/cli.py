@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from proxy.config import Loaded
     from proxy.simulator.latency import LatencyModel
+    from proxy.simulator.server import Simulator
 
 OK, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 64, 130
 MAIN_SETTINGS = (
@@ -397,11 +398,12 @@ def _serve_simulator(model: LatencyModel, host: str, port: int) -> int:
     """Serve until SIGINT or SIGTERM; one line tells the base URL once the port is open."""
     from proxy.simulator.server import SimulatorOptions, serve  # noqa: PLC0415  start-up time
 
-    def announce(base_url: str) -> None:
-        _print(f"simulated upstream at {base_url}")
+    def announce(simulator: Simulator) -> None:
+        _print(f"simulated upstream at {simulator.base_url}")
         sys.stdout.flush()
 
-    asyncio.run(_until_terminated(serve(SimulatorOptions(latency=model), host, port, announce)))
+    work = serve(SimulatorOptions(latency=model), host, port, on_ready=announce)
+    asyncio.run(_until_terminated(work))
     return OK
 
 
