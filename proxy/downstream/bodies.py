@@ -1,0 +1,264 @@
+"""
+Request bodies: read within limits, and decoded.
+
+aiohttp decodes only a single Content-Encoding, passes stacked ones on undecoded without an
+error, and has no deadline for a body. So its decoding is switched off (`auto_decompress=False`)
+and the work is done here, in two steps:
+
+* `read_body` takes the bytes off the wire. It refuses early what declares itself too large,
+  late what turns out to be, and gives up when no byte arrives for a while.
+* `decode` undoes the encodings, last one first. It is pure. Every layer writes into a sink that
+  refuses the first byte over the limit, and every decoder is asked for little at a time, so
+  that a bomb costs no more memory than an honest body of the permitted size.
+
+The bytes as received are kept beside the decoded ones: whatever is passed on over HTTP is passed
+on as it came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import sys
+import zlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import brotli  # type: ignore[import-untyped]  # no stubs are published
+from aiohttp import web
+
+from proxy.errors import BodyCorrupt, BodyTimeout, BodyTooLarge, EncodingUnsupported
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+MAX_LAYERS: Final = 3
+MAX_MEMBERS: Final = 1024  # gzip members or zstd frames of one body; each costs a new decoder
+PIECE_BYTES: Final = 64 * 1024  # input handed to a decoder at once
+STEP_BYTES: Final = 256 * 1024  # output asked of a decoder at once
+INLINE_ENCODED_BYTES: Final = 1024 * 1024  # larger bodies are decoded in a thread
+INLINE_DECODED_BYTES: Final = 4 * 1024 * 1024  # and so are those that turn out larger than this
+
+# RFC 9659 lets an encoder use windows up to 8 MB; twice that bounds what one frame can reserve.
+ZSTD_WINDOW_LOG: Final = 24
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """What a body may cost: bytes on the wire, bytes decoded, and seconds without a byte."""
+
+    max_body_bytes: int
+    max_decoded_body_bytes: int
+    body_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A body as received, and decoded: the same object where no encoding was used."""
+
+    raw: bytes = field(repr=False)
+    decoded: bytes = field(repr=False)
+
+
+class _Sink:
+    """A growing buffer with a limit. Its bytes are handed out without another copy."""
+
+    def __init__(self, max_bytes: int, setting: str) -> None:
+        self._buffer = io.BytesIO()
+        self._left_bytes = max_bytes
+        self._refusal = f"the body exceeds {max_bytes} bytes ({setting})"
+
+    def write(self, data: bytes) -> None:
+        """Append, or raise BodyTooLarge."""
+        self._left_bytes -= len(data)
+        if self._left_bytes < 0:
+            raise BodyTooLarge(self._refusal)
+        self._buffer.write(data)
+
+    def getvalue(self) -> bytes:
+        """All that was written."""
+        return self._buffer.getvalue()
+
+
+async def read_body(request: web.Request, limits: BodyLimits) -> Body:
+    """
+    Read and decode the body of a request whose server runs with `auto_decompress=False`.
+
+    Raises BodyTooLarge, BodyTimeout, BodyCorrupt or EncodingUnsupported. A client that leaves
+    shows as the handler's cancellation or as ConnectionError.
+    """
+    encodings = parse_encodings(request.headers.getall("Content-Encoding", ()))
+    raw = await _receive(request, limits)
+    if not encodings or not raw:
+        return Body(raw, raw)
+    return Body(raw, await _decode_aside(raw, encodings, limits.max_decoded_body_bytes))
+
+
+async def _receive(request: web.Request, limits: BodyLimits) -> bytes:
+    sink = _Sink(limits.max_body_bytes, "limits.max_body_bytes")
+    declared_bytes = request.content_length
+    if declared_bytes is not None and declared_bytes > limits.max_body_bytes:
+        raise BodyTooLarge(
+            f"the body exceeds {limits.max_body_bytes} bytes (limits.max_body_bytes)"
+        )
+    content = request.content
+    try:
+        while True:
+            async with asyncio.timeout(limits.body_timeout_s):
+                chunk = await content.readany()
+            if not chunk:
+                return sink.getvalue()
+            sink.write(chunk)
+    except TimeoutError:
+        raise BodyTimeout(
+            f"no byte of the body arrived for {limits.body_timeout_s:g} s (limits.body_timeout_s)"
+        ) from None
+    except web.RequestPayloadError:
+        raise BodyCorrupt("the body breaks its own Transfer-Encoding") from None
+
+
+async def _decode_aside(raw: bytes, encodings: Sequence[str], max_bytes: int) -> bytes:
+    """Decode small bodies at once, and whatever may take long in a thread."""
+    if len(raw) <= INLINE_ENCODED_BYTES:
+        try:
+            return decode(raw, encodings, min(max_bytes, INLINE_DECODED_BYTES))
+        except BodyTooLarge:
+            if max_bytes <= INLINE_DECODED_BYTES:
+                raise
+    return await asyncio.to_thread(decode, raw, encodings, max_bytes)
+
+
+def parse_encodings(values: Iterable[str]) -> tuple[str, ...]:
+    """
+    Read Content-Encoding fields into the names of the encodings, in the order of application.
+
+    Names are lower case, `identity` is left out (RFC 9110 section 8.4.1). Raises
+    EncodingUnsupported for an unknown name or more than three layers.
+    """
+    names = tuple(
+        name
+        for value in values
+        for part in value.split(",")
+        if (name := part.strip().lower()) not in ("", "identity")
+    )
+    if len(names) > MAX_LAYERS:
+        raise EncodingUnsupported(f"more than {MAX_LAYERS} stacked Content-Encodings")
+    if unknown := [name for name in names if name not in _DECODERS]:
+        raise EncodingUnsupported(f"Content-Encoding {unknown[0][:40]!r} is not supported")
+    return names
+
+
+def decode(raw: bytes, encodings: Sequence[str], max_bytes: int) -> bytes:
+    """
+    Undo encodings (names as from `parse_encodings`), the last applied first.
+
+    Raises BodyCorrupt for data that is damaged, cut short or followed by something else, and
+    BodyTooLarge as soon as any layer yields more than `max_bytes`.
+    """
+    for name in reversed(encodings):
+        sink = _Sink(max_bytes, "limits.max_decoded_body_bytes")
+        try:
+            _DECODERS[name](raw, sink)
+        except (zlib.error, zstd.ZstdError, brotli.error):
+            raise BodyCorrupt(f"the body is not valid {name} data") from None
+        raw = sink.getvalue()
+    return raw
+
+
+def _pieces(raw: bytes) -> Iterator[bytes]:
+    """Cut the input, so that what a decoder keeps for later stays cheap to copy."""
+    for start in range(0, len(raw), PIECE_BYTES):
+        yield raw[start : start + PIECE_BYTES]
+
+
+def _finish(finished: bool, name: str) -> None:
+    if not finished:
+        raise BodyCorrupt(f"the {name} data of the body is cut short")
+
+
+def _next_member(members: int) -> int:
+    """Count one more gzip member or zstd frame, or raise BodyCorrupt."""
+    if members >= MAX_MEMBERS:
+        raise BodyCorrupt(f"the body has more than {MAX_MEMBERS} compressed members")
+    return members + 1
+
+
+def _gunzip(raw: bytes, sink: _Sink) -> None:
+    """Decode gzip, of one or several members (RFC 1952 section 2.2)."""
+    decoder, members = zlib.decompressobj(zlib.MAX_WBITS | 16), 1
+    for piece in _pieces(raw):
+        rest = piece
+        while rest:
+            if decoder.eof:
+                decoder, members = zlib.decompressobj(zlib.MAX_WBITS | 16), _next_member(members)
+            rest = _zlib_step(decoder, rest, sink)
+    _finish(decoder.eof, "gzip")
+
+
+def _inflate(raw: bytes, sink: _Sink) -> None:
+    """Decode `deflate`, which is zlib data by the RFC and raw deflate from some clients."""
+    is_zlib = len(raw) >= 2 and raw[0] & 0x0F == 8 and int.from_bytes(raw[:2]) % 31 == 0
+    decoder = zlib.decompressobj(zlib.MAX_WBITS if is_zlib else -zlib.MAX_WBITS)
+    for piece in _pieces(raw):
+        rest = piece
+        while rest:
+            if decoder.eof:
+                raise BodyCorrupt("data follows the deflate data of the body")
+            rest = _zlib_step(decoder, rest, sink)
+    _finish(decoder.eof, "deflate")
+
+
+def _zlib_step(decoder: zlib._Decompress, data: bytes, sink: _Sink) -> bytes:
+    """Write at least one step of output; returns the input that was not taken."""
+    produced = decoder.decompress(data, STEP_BYTES)
+    sink.write(produced)
+    while not decoder.eof and not decoder.unconsumed_tail and len(produced) == STEP_BYTES:
+        produced = decoder.decompress(b"", STEP_BYTES)
+        sink.write(produced)
+    return decoder.unused_data if decoder.eof else decoder.unconsumed_tail
+
+
+def _unbrotli(raw: bytes, sink: _Sink) -> None:
+    """Decode brotli; bytes after the end make the decoder raise."""
+    decoder = brotli.Decompressor()
+    for piece in _pieces(raw):
+        sink.write(decoder.process(piece, output_buffer_limit=STEP_BYTES))
+        while not decoder.can_accept_more_data():
+            sink.write(decoder.process(b"", output_buffer_limit=STEP_BYTES))
+    while not decoder.is_finished():
+        produced = decoder.process(b"", output_buffer_limit=STEP_BYTES)
+        if not produced:
+            break
+        sink.write(produced)
+    _finish(decoder.is_finished(), "brotli")
+
+
+def _unzstd(raw: bytes, sink: _Sink) -> None:
+    """Decode zstd, of one or several frames (RFC 8878 section 3)."""
+    options = {int(zstd.DecompressionParameter.window_log_max): ZSTD_WINDOW_LOG}
+    decoder, members = zstd.ZstdDecompressor(options=options), 1
+    for piece in _pieces(raw):
+        rest = piece
+        while rest:
+            if decoder.eof:
+                decoder = zstd.ZstdDecompressor(options=options)
+                members = _next_member(members)
+            sink.write(decoder.decompress(rest, STEP_BYTES))
+            while not decoder.eof and not decoder.needs_input:
+                sink.write(decoder.decompress(b"", STEP_BYTES))
+            rest = decoder.unused_data if decoder.eof else b""
+    _finish(decoder.eof, "zstd")
+
+
+_DECODERS: Final[dict[str, Callable[[bytes, _Sink], None]]] = {
+    "gzip": _gunzip,
+    "x-gzip": _gunzip,
+    "deflate": _inflate,
+    "br": _unbrotli,
+    "zstd": _unzstd,
+}

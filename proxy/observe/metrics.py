@@ -1,0 +1,368 @@
+"""
+What Turnwire counts, under which names, and with which labels.
+
+`DEFINITIONS` is the single list of metrics: the objects are made from it, and so is the table in
+the README (`reference_table`). Labels are closed sets: a mode, a reason, a known field, a status
+class; whatever is not in its set is counted as "other", so that no traffic can make the number
+of series grow. No label holds a path, a model, a principal or anything else a client chooses.
+
+Each `Metrics` has a registry of its own, so tests may make as many as they like.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from proxy.core.reasons import Mode, Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+OTHER: Final = "other"
+
+CONNECT_RESULTS: Final = frozenset(
+    {"ok", "refused", "failed", "timeout", "tls", "limited", "cancelled"}
+)
+
+# Fields of items and of requests in which a client's echo is known to differ from what upstream
+# sent. A gap in a field that is not listed is counted as "other".
+GAP_FIELDS: Final = frozenset(
+    {
+        "action",
+        "annotations",
+        "arguments",
+        "call_id",
+        "caller",
+        "code",
+        "container_id",
+        "content",
+        "created_by",
+        "encrypted_content",
+        "fingerprint",
+        "id",
+        "image_url",
+        "input",
+        "logprobs",
+        "name",
+        "namespace",
+        "operation",
+        "order",
+        "output",
+        "outputs",
+        "parsed",
+        "parsed_arguments",
+        "pending_safety_checks",
+        "phase",
+        "prompt_cache_breakpoint",
+        "queries",
+        "reasoning",
+        "refusal",
+        "result",
+        "results",
+        "role",
+        "server_label",
+        "status",
+        "summary",
+        "text",
+        "tools",
+        "type",
+    }
+)
+
+TURN_BUCKETS_S: Final = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600),
+)
+OVERHEAD_BUCKETS_S: Final = (
+    *(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1),
+)
+LAG_BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5, 10)
+
+
+class Kind(StrEnum):
+    """The types of metric there are."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """One metric: its full name, type, meaning, labels, and for a histogram its buckets."""
+
+    name: str
+    kind: Kind
+    meaning: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+DEFINITIONS: Final = (
+    Definition(
+        "turnwire_turns_total",
+        Kind.COUNTER,
+        "Turns answered, by how they were sent upstream and why.",
+        ("mode", "reason"),
+    ),
+    Definition("turnwire_turns_in_flight", Kind.GAUGE, "Turns that have begun and not yet ended."),
+    Definition(
+        "turnwire_resends_total",
+        Kind.COUNTER,
+        "Turns sent again in full before the client had seen a byte.",
+        ("reason",),
+    ),
+    Definition(
+        "turnwire_fallbacks_total",
+        Kind.COUNTER,
+        "Turns fit for WebSocket mode that went over plain HTTP.",
+        ("reason",),
+    ),
+    Definition(
+        "turnwire_passthrough_requests_total",
+        Kind.COUNTER,
+        "Requests relayed over plain HTTP, by class of the status that upstream gave.",
+        ("status_class",),
+    ),
+    Definition(
+        "turnwire_downstream_request_bytes_total",
+        Kind.COUNTER,
+        "Bytes of turn requests received from clients, decoded.",
+    ),
+    Definition(
+        "turnwire_upstream_request_bytes_total",
+        Kind.COUNTER,
+        "Bytes of turn requests sent upstream, resends included.",
+    ),
+    Definition(
+        "turnwire_overhead_seconds",
+        Kind.HISTOGRAM,
+        "From a request's last byte to its first byte upstream: what Turnwire itself takes.",
+        buckets=OVERHEAD_BUCKETS_S,
+    ),
+    Definition(
+        "turnwire_first_event_seconds",
+        Kind.HISTOGRAM,
+        "From a request's last byte to the first event written to the client, by mode.",
+        ("mode",),
+        TURN_BUCKETS_S,
+    ),
+    Definition(
+        "turnwire_turn_duration_seconds",
+        Kind.HISTOGRAM,
+        "From a request's last byte to the end of its reply, by mode.",
+        ("mode",),
+        TURN_BUCKETS_S,
+    ),
+    Definition(
+        "turnwire_connections",
+        Kind.GAUGE,
+        "WebSocket connections to upstream, by state.",
+        ("state",),
+    ),
+    Definition(
+        "turnwire_connects_total",
+        Kind.COUNTER,
+        "Attempts to open a WebSocket connection, by result.",
+        ("result",),
+    ),
+    Definition("turnwire_chains", Kind.GAUGE, "Chains remembered."),
+    Definition("turnwire_chain_bytes", Kind.GAUGE, "Memory that the chains are charged with."),
+    Definition(
+        "turnwire_normalisation_gaps_total",
+        Kind.COUNTER,
+        "Items that are the same by their ids and yet unequal, by the field that differs.",
+        ("field",),
+    ),
+    Definition(
+        "turnwire_loop_lag_seconds",
+        Kind.HISTOGRAM,
+        "How late the event loop wakes a sleeping task.",
+        buckets=LAG_BUCKETS_S,
+    ),
+    Definition("turnwire_draining", Kind.GAUGE, "1 while the process finishes and takes no more."),
+    Definition("turnwire_build_info", Kind.GAUGE, "Always 1.", ("version", "python")),
+)
+
+_BY_NAME: Final = {definition.name: definition for definition in DEFINITIONS}
+
+
+class _ScrapedGauges(Collector):
+    """Gauges that are read when somebody scrapes, from whoever was bound to them."""
+
+    def __init__(self) -> None:
+        self.connections: Callable[[], Mapping[str, int]] = dict
+        self.chains: Callable[[], tuple[int, int]] = lambda: (0, 0)
+
+    def describe(self) -> Iterable[GaugeMetricFamily]:
+        """Name the families without reading them."""
+        return [
+            GaugeMetricFamily(name, _BY_NAME[name].meaning)
+            for name in ("turnwire_connections", "turnwire_chains", "turnwire_chain_bytes")
+        ]
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        """Read the gauges."""
+        chains, chain_bytes = self.chains()
+        name = "turnwire_connections"
+        by_state = GaugeMetricFamily(name, _BY_NAME[name].meaning, labels=_BY_NAME[name].labels)
+        for state, count in self.connections().items():
+            by_state.add_metric([state], count)
+        yield by_state
+        for name, value in (("turnwire_chains", chains), ("turnwire_chain_bytes", chain_bytes)):
+            yield GaugeMetricFamily(name, _BY_NAME[name].meaning, value=value)
+
+
+class Metrics:
+    """All metrics of one process. Every method is cheap, and none raises for odd values."""
+
+    def __init__(self, version: str = "unknown") -> None:
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = CollectorRegistry()
+        self._scraped = _ScrapedGauges()
+        self.registry.register(self._scraped)
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+
+        self._turns = self._counter("turnwire_turns_total")
+        self._in_flight = self._gauge("turnwire_turns_in_flight")
+        self._resends = self._counter("turnwire_resends_total")
+        self._fallbacks = self._counter("turnwire_fallbacks_total")
+        self._passthrough = self._counter("turnwire_passthrough_requests_total")
+        self._bytes_in = self._counter("turnwire_downstream_request_bytes_total")
+        self._bytes_up = self._counter("turnwire_upstream_request_bytes_total")
+        self._overhead = self._histogram("turnwire_overhead_seconds")
+        self._first_event = self._histogram("turnwire_first_event_seconds")
+        self._duration = self._histogram("turnwire_turn_duration_seconds")
+        self._connects = self._counter("turnwire_connects_total")
+        self._gaps = self._counter("turnwire_normalisation_gaps_total")
+        self._loop_lag = self._histogram("turnwire_loop_lag_seconds")
+        self._draining = self._gauge("turnwire_draining")
+        self._gauge("turnwire_build_info").labels(version, platform.python_version()).set(1)
+
+    def _counter(self, name: str) -> Counter:
+        spec = _BY_NAME[name]
+        return Counter(name, spec.meaning, spec.labels, registry=self.registry)
+
+    def _gauge(self, name: str) -> Gauge:
+        spec = _BY_NAME[name]
+        return Gauge(name, spec.meaning, spec.labels, registry=self.registry)
+
+    def _histogram(self, name: str) -> Histogram:
+        spec = _BY_NAME[name]
+        return Histogram(
+            name, spec.meaning, spec.labels, buckets=spec.buckets, registry=self.registry
+        )
+
+    def turn_started(self) -> None:
+        """Count a turn as begun. Exactly one `turn_finished` must follow."""
+        self._in_flight.inc()
+
+    def turn_finished(
+        self,
+        mode: str,
+        reason: str,
+        *,
+        bytes_in: int,
+        bytes_up: int,
+        duration_s: float,
+        first_event_s: float | None,
+        overhead_s: float | None,
+    ) -> None:
+        """Count a turn as ended; the times that never came about are None."""
+        mode = _member(Mode, mode)
+        self._in_flight.dec()
+        self._turns.labels(mode, _member(Reason, reason)).inc()
+        self._bytes_in.inc(max(bytes_in, 0))
+        self._bytes_up.inc(max(bytes_up, 0))
+        self._duration.labels(mode).observe(duration_s)
+        if first_event_s is not None:
+            self._first_event.labels(mode).observe(first_event_s)
+        if overhead_s is not None:
+            self._overhead.observe(overhead_s)
+
+    def resend(self, reason: str) -> None:
+        """Count one turn sent again in full."""
+        self._resends.labels(_member(Reason, reason)).inc()
+
+    def fallback(self, reason: str) -> None:
+        """Count one turn that left WebSocket mode for plain HTTP."""
+        self._fallbacks.labels(_member(Reason, reason)).inc()
+
+    def connect(self, result: str) -> None:
+        """Count one attempt to connect; `result` is one of CONNECT_RESULTS."""
+        self._connects.labels(result if result in CONNECT_RESULTS else OTHER).inc()
+
+    def gap(self, field: str) -> None:
+        """Count one difference between an item and its echo, under the differing field."""
+        self._gaps.labels(field if field in GAP_FIELDS else OTHER).inc()
+
+    def passthrough(self, status: int) -> None:
+        """Count one relayed request by the status it was answered with."""
+        known = 100 <= status < 600
+        self._passthrough.labels(f"{status // 100}xx" if known else OTHER).inc()
+
+    def bind_gauges(
+        self,
+        connections: Callable[[], Mapping[str, int]],
+        chains: Callable[[], tuple[int, int]],
+    ) -> None:
+        """Say where to read, at each scrape, connections by state and (chains, their bytes)."""
+        self._scraped.connections = connections
+        self._scraped.chains = chains
+
+    def loop_lag(self, seconds: float) -> None:
+        """Record how late the event loop was."""
+        self._loop_lag.observe(seconds)
+
+    def draining(self, is_draining: bool) -> None:
+        """Say whether the process is on its way out."""
+        self._draining.set(int(is_draining))
+
+    def render(self) -> tuple[bytes, str]:
+        """Give the Prometheus text exposition, and its content type."""
+        return (
+            prometheus_client.generate_latest(self.registry),
+            prometheus_client.CONTENT_TYPE_LATEST,
+        )
+
+
+def _member(kind: type[StrEnum], value: str) -> str:
+    """Give the label for a value of a closed set: itself, or "other"."""
+    try:
+        return kind(value).value
+    except ValueError:
+        return OTHER
+
+
+def reference_table() -> str:
+    """Give all metrics as a Markdown table, for the README."""
+    lines = ["| Metric | Type | Labels | Meaning |", "|---|---|---|---|"]
+    lines += [
+        f"| `{d.name}` | {d.kind} | {', '.join(f'`{label}`' for label in d.labels)} | {d.meaning} |"
+        for d in DEFINITIONS
+    ]
+    return "\n".join(lines) + "\n"
+
+
+async def watch_loop_lag(metrics: Metrics, interval_s: float = 0.5) -> None:
+    """Record the event loop's lag twice a second or so, until cancelled."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + interval_s
+        await asyncio.sleep(interval_s)
+        metrics.loop_lag(max(0.0, loop.time() - due))

@@ -1,0 +1,1 @@
+"""The side of the API: WebSocket connections, and plain HTTP for everything else."""

@@ -1,0 +1,159 @@
+"""Metrics: names, closed labels, and what a scrape shows."""
+
+from __future__ import annotations
+
+import asyncio
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from proxy.core.reasons import Mode, Reason
+from proxy.observe.metrics import DEFINITIONS, GAP_FIELDS, Metrics, reference_table, watch_loop_lag
+
+
+def scrape(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Give every sample of an exposition by its name and labels."""
+    body, _ = metrics.render()
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(body.decode())
+        for sample in family.samples
+    }
+
+
+def finish(metrics: Metrics, mode: str = Mode.DELTA, reason: str = Reason.CONTINUED) -> None:
+    """End a turn that had all its times."""
+    metrics.turn_finished(
+        mode,
+        reason,
+        bytes_in=1000,
+        bytes_up=10,
+        duration_s=2.0,
+        first_event_s=0.5,
+        overhead_s=0.0004,
+    )
+
+
+def test_a_turn_is_counted_once_with_its_bytes_and_times() -> None:
+    """One finished turn shows in every metric of turns."""
+    metrics = Metrics()
+    metrics.turn_started()
+    assert scrape(metrics)["turnwire_turns_in_flight", ()] == 1
+    finish(metrics)
+    samples = scrape(metrics)
+    labels = (("mode", "delta"), ("reason", "continued"))
+    assert samples["turnwire_turns_in_flight", ()] == 0
+    assert samples["turnwire_turns_total", labels] == 1
+    assert samples["turnwire_downstream_request_bytes_total", ()] == 1000
+    assert samples["turnwire_upstream_request_bytes_total", ()] == 10
+    assert samples["turnwire_turn_duration_seconds_sum", (("mode", "delta"),)] == 2.0
+    assert samples["turnwire_first_event_seconds_count", (("mode", "delta"),)] == 1
+    assert samples["turnwire_overhead_seconds_bucket", (("le", "0.0005"),)] == 1
+
+
+def test_times_that_never_came_are_not_observed() -> None:
+    """A turn without a first event does not count as an instant one."""
+    metrics = Metrics()
+    metrics.turn_finished(
+        Mode.HTTP,
+        Reason.TOO_LARGE,
+        bytes_in=1,
+        bytes_up=1,
+        duration_s=1,
+        first_event_s=None,
+        overhead_s=None,
+    )
+    samples = scrape(metrics)
+    assert ("turnwire_first_event_seconds_count", (("mode", "http"),)) not in samples
+    assert samples["turnwire_overhead_seconds_count", ()] == 0
+
+
+def test_labels_are_closed_sets() -> None:
+    """No value that a client could choose makes a series of its own."""
+    metrics = Metrics()
+
+    def flood() -> int:
+        for number in range(50):
+            odd = f"x{number}"
+            finish(metrics, odd, odd)
+            metrics.resend(odd)
+            metrics.fallback(odd)
+            metrics.connect(odd)
+            metrics.gap(odd)
+            metrics.passthrough(number)
+        return len(scrape(metrics))
+
+    assert flood() == flood()
+    assert scrape(metrics)["turnwire_normalisation_gaps_total", (("field", "other"),)] == 100
+    assert len(GAP_FIELDS) <= 40
+
+
+def test_every_reason_is_a_label() -> None:
+    """Each member of Reason counts under its own name, and so does a known field."""
+    metrics = Metrics()
+    for reason in Reason:
+        metrics.resend(reason)
+        metrics.fallback(reason)
+    metrics.gap("arguments")
+    metrics.connect("ok")
+    metrics.passthrough(404)
+    samples = scrape(metrics)
+    for reason in Reason:
+        assert samples["turnwire_resends_total", (("reason", reason.value),)] == 1
+        assert samples["turnwire_fallbacks_total", (("reason", reason.value),)] == 1
+    assert samples["turnwire_normalisation_gaps_total", (("field", "arguments"),)] == 1
+    assert samples["turnwire_connects_total", (("result", "ok"),)] == 1
+    assert samples["turnwire_passthrough_requests_total", (("status_class", "4xx"),)] == 1
+
+
+def test_gauges_are_read_when_scraped() -> None:
+    """Connections and chains show what they are at the time of the scrape."""
+    metrics = Metrics()
+    connections = {"idle": 1}
+    metrics.bind_gauges(lambda: connections, lambda: (3, 4096))
+    assert scrape(metrics)["turnwire_connections", (("state", "idle"),)] == 1
+    connections["idle"] = 7
+    samples = scrape(metrics)
+    assert samples["turnwire_connections", (("state", "idle"),)] == 7
+    assert samples["turnwire_chains", ()] == 3
+    assert samples["turnwire_chain_bytes", ()] == 4096
+
+
+def test_the_process_describes_itself() -> None:
+    """The build, draining, and the usual collectors of a Python process are there."""
+    metrics = Metrics("1.2.3")
+    metrics.draining(True)
+    samples = scrape(metrics)
+    names = {name for name, _ in samples}
+    build = [labels for name, labels in samples if name == "turnwire_build_info"]
+    assert ("version", "1.2.3") in build[0]
+    assert samples["turnwire_draining", ()] == 1
+    assert "python_info" in names
+    assert "python_gc_collections_total" in names
+    assert not [name for name in names if name.endswith("_created")]
+
+
+def test_every_defined_metric_exists_and_is_documented() -> None:
+    """The list of definitions, the exposition and the table can't drift apart."""
+    metrics = Metrics()
+    types = dict(
+        line.split(" ")[2:4]
+        for line in metrics.render()[0].decode().splitlines()
+        if line.startswith("# TYPE turnwire_")
+    )
+    assert types == {definition.name: definition.kind for definition in DEFINITIONS}
+    table = reference_table()
+    for definition in DEFINITIONS:
+        assert f"| `{definition.name}` | {definition.kind} |" in table
+
+
+async def test_the_loop_watch_observes_lag() -> None:
+    """While the watch runs, lags are recorded; cancelled, it ends."""
+    metrics = Metrics()
+    seen = asyncio.Event()
+    observe = metrics.loop_lag
+    metrics.loop_lag = lambda seconds: (observe(seconds), seen.set())[0]  # type: ignore[method-assign]
+    async with asyncio.TaskGroup() as group:
+        watch = group.create_task(watch_loop_lag(metrics, interval_s=0.001))
+        await seen.wait()
+        watch.cancel()
+    assert scrape(metrics)["turnwire_loop_lag_seconds_count", ()] >= 1
