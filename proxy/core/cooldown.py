@@ -1,0 +1,205 @@
+"""
+When to leave WebSocket mode alone for a while, and whose fault decides for whom.
+
+A failed handshake costs the turn that meets it up to ten seconds; the turn after it should go to
+HTTP at once. So a failure opens a cool-down: 60 s, doubling to 15 min while the failures go on.
+When it is over, one attempt (the probe) is let through; all others wait for what comes of it.
+
+    closed --failed--> open --time--> half-open --succeeded--> closed
+                         ^                |
+                         +----failed------+     (twice as long)
+
+A fallback is never for good, and never wider than its cause. An endpoint that does not exist is
+everybody's trouble; a refused or throttled key is its holder's alone, and one caller must not be
+able to switch WebSocket mode off for another. A key that is wrong (401) opens no cool-down at all:
+it costs one round trip, and once corrected it is another principal anyway.
+
+Jitter comes in as a number in [-1, 1], time as monotonic seconds.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import TYPE_CHECKING
+
+from cachetools import LRUCache
+
+from proxy.errors import UpgradeRefused, UpstreamError, UpstreamUnreachable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_JITTER = 0.1  # of the cool-down's length
+_RETRY_AFTER_MAX_S = 3600.0
+_PRINCIPALS_MAX = 4096
+_BAD_REQUEST = 400
+_UNAUTHORISED = 401
+_NO_SUCH_ENDPOINT = frozenset({404, 405, 426, 501})
+
+
+class Scope(enum.Enum):
+    """Who must wait after a failed handshake."""
+
+    NOBODY = "nobody"
+    PRINCIPAL = "principal"
+    UPSTREAM = "upstream"
+
+
+def scope_of(error: UpstreamError) -> Scope:
+    """Tell for whom a failed attempt to connect opens a cool-down."""
+    if isinstance(error, UpstreamUnreachable):
+        return Scope.UPSTREAM
+    if not isinstance(error, UpgradeRefused) or error.status == _UNAUTHORISED:
+        return Scope.NOBODY
+    # 1xx to 3xx: something answers that knows no WebSocket, or wants us elsewhere. The
+    # remaining 4xx may be due to the caller's own headers, 429 and 5xx to the caller's load.
+    if error.status < _BAD_REQUEST or error.status in _NO_SUCH_ENDPOINT:
+        return Scope.UPSTREAM
+    return Scope.PRINCIPAL
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """
+    Return the seconds that a refusal asks us to wait, or None if it names none.
+
+    `headers` have names in lower case. RFC 9110 §10.2.3 also allows a date; that needs a wall
+    clock, upstreams don't use it, and it counts as none.
+    """
+    for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        try:
+            value = float(headers.get(name, "")) * unit_s
+        except ValueError:
+            continue
+        if math.isfinite(value) and value >= 0:
+            return value
+    return None
+
+
+class Cooldown:
+    """
+    One cool-down of `first_s` seconds, doubling to `max_s` while its probes fail.
+
+    Whoever gets True from `allows` owes one of `succeeded`, `failed` or `abandoned`.
+    """
+
+    __slots__ = ("_failures", "_first_s", "_max_s", "_probing", "_until")
+
+    def __init__(self, first_s: float, max_s: float) -> None:
+        self._first_s = first_s
+        self._max_s = max_s
+        self._failures = 0
+        self._until = -math.inf
+        self._probing = False
+
+    def would_allow(self, now: float) -> bool:
+        """Tell what `allows` would say, without taking the probe."""
+        if not self._failures:
+            return True
+        return now >= self._until and not self._probing
+
+    def allows(self, now: float) -> bool:
+        """Tell whether to attempt a connection; half-open, only the first asker may."""
+        allowed = self.would_allow(now)
+        if allowed and self._failures:
+            self._probing = True
+        return allowed
+
+    def succeeded(self) -> None:
+        """Close: an attempt has worked."""
+        self._failures = 0
+        self._probing = False
+
+    def abandoned(self) -> None:
+        """Give the probe back: its attempt ended without an answer (cancelled)."""
+        self._probing = False
+
+    def failed(
+        self, now: float, retry_after_s: float | None = None, *, jitter: float = 0.0
+    ) -> None:
+        """
+        Open, for twice as long as the last time; upstream's own `retry_after_s` comes first.
+
+        Attempts that began together fail together: while a cool-down runs, a further failure
+        makes it no longer, unless upstream asks for more time.
+        """
+        running = self._failures > 0 and now < self._until
+        self._probing = False
+        if retry_after_s is not None:
+            wait_s = min(retry_after_s, _RETRY_AFTER_MAX_S)
+        elif running:
+            return
+        else:
+            doubled_s = self._first_s * 2.0 ** min(self._failures, 32)
+            wait_s = min(self._max_s, doubled_s) * (1 + _JITTER * jitter)
+        self._until = max(self._until, now + wait_s)
+        if not running:
+            self._failures += 1
+
+    def remaining(self, now: float) -> float:
+        """Return the seconds until the next attempt may be made; 0 when one may be made now."""
+        if not self._failures:
+            return 0.0
+        return max(0.0, self._until - now)
+
+
+class Cooldowns:
+    """The upstream's own cool-down, and one for each principal that met a failure lately."""
+
+    __slots__ = ("_first_s", "_max_s", "_principals", "_upstream")
+
+    def __init__(self, first_s: float, max_s: float) -> None:
+        self._first_s = first_s
+        self._max_s = max_s
+        self._upstream = Cooldown(first_s, max_s)
+        self._principals: LRUCache[str, Cooldown] = LRUCache(_PRINCIPALS_MAX)
+
+    def would_allow(self, principal: str, now: float) -> bool:
+        """Tell whether this principal may attempt a connection now, without taking a probe."""
+        return all(cooldown.would_allow(now) for cooldown in self._of(principal))
+
+    def allows(self, principal: str, now: float) -> bool:
+        """
+        Tell whether to attempt a connection for this principal.
+
+        True is a promise to call `succeeded`, `failed` or `abandoned` when it ends.
+        """
+        if not self.would_allow(principal, now):
+            return False
+        for cooldown in self._of(principal):
+            cooldown.allows(now)
+        return True
+
+    def succeeded(self, principal: str) -> None:
+        """Close both: the upstream answers, and takes this principal."""
+        self._upstream.succeeded()
+        self._principals.pop(principal, None)
+
+    def abandoned(self, principal: str) -> None:
+        """Give back what `allows` took."""
+        for cooldown in self._of(principal):
+            cooldown.abandoned()
+
+    def failed(
+        self, principal: str, error: UpstreamError, now: float, *, jitter: float = 0.0
+    ) -> Scope:
+        """Open the cool-down whose fault it is, give the other one's probe back, and say which."""
+        self.abandoned(principal)
+        scope = scope_of(error)
+        if scope is not Scope.UPSTREAM and isinstance(error, UpgradeRefused):
+            self._upstream.succeeded()  # it did answer, and speaks about this caller only
+        wait_s = retry_after_s(error.headers) if isinstance(error, UpgradeRefused) else None
+        if scope is Scope.UPSTREAM:
+            self._upstream.failed(now, jitter=jitter)
+        elif scope is Scope.PRINCIPAL:
+            cooldown = self._principals.setdefault(principal, Cooldown(self._first_s, self._max_s))
+            cooldown.failed(now, wait_s, jitter=jitter)
+        return scope
+
+    def remaining(self, principal: str, now: float) -> float:
+        """Return the seconds until this principal may try again; 0 when it may now."""
+        return max(cooldown.remaining(now) for cooldown in self._of(principal))
+
+    def _of(self, principal: str) -> list[Cooldown]:
+        own = self._principals.get(principal)
+        return [self._upstream] if own is None else [self._upstream, own]

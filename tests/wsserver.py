@@ -1,0 +1,98 @@
+"""A WebSocket server on loopback whose every move is the test's: what upstream may do to us."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from typing import TYPE_CHECKING
+
+from websockets.asyncio.server import ServerConnection, serve
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from websockets.asyncio.server import Server
+    from websockets.http11 import Request, Response
+
+Handler = "Callable[[ServerConnection], Awaitable[None]]"
+
+
+class Upstream:
+    """A running server: its `url`, the handshakes it saw, the connections it has."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.requests: list[Request] = []
+        self.connections: list[ServerConnection] = []
+        self.server: Server | None = None
+
+    @property
+    def open_connections(self) -> int:
+        """How many connections the server holds open."""
+        assert self.server is not None
+        return len(self.server.connections)
+
+
+async def echo(connection: ServerConnection) -> None:
+    """Answer each message with itself."""
+    async for message in connection:
+        await connection.send(message)
+
+
+@contextlib.asynccontextmanager
+async def upstream(
+    handler: Callable[[ServerConnection], Awaitable[None]] = echo,
+    *,
+    refuse: Callable[[ServerConnection, Request], Response | None] | None = None,
+    **options: object,
+) -> AsyncIterator[Upstream]:
+    """Serve `handler` on a free port; `refuse` may answer a handshake instead."""
+    running = Upstream()
+
+    def process_request(connection: ServerConnection, request: Request) -> Response | None:
+        running.requests.append(request)
+        return refuse(connection, request) if refuse else None
+
+    async def handle(connection: ServerConnection) -> None:
+        running.connections.append(connection)
+        await handler(connection)
+
+    settings = {"compression": None, "ping_interval": None, "max_size": None, "close_timeout": 0.2}
+    async with serve(
+        handle,
+        "127.0.0.1",
+        0,
+        process_request=process_request,
+        **(settings | options),
+    ) as server:
+        running.server = server
+        port = server.sockets[0].getsockname()[1]
+        running.url = f"ws://127.0.0.1:{port}/v1/responses"
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def raw_server(
+    handler: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[str]:
+    """Serve plain TCP on a free port and yield the `ws:` URL of it."""
+    server = await asyncio.start_server(handler, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    try:
+        yield f"ws://127.0.0.1:{port}/v1/responses"
+    finally:
+        server.close()
+
+
+def reset(connection: ServerConnection) -> None:
+    """Cut a connection with a TCP reset."""
+    sock = connection.transport.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.transport.abort()
+
+
+def write_raw(connection: ServerConnection, data: bytes) -> None:
+    """Write bytes to the socket past the server's own framing."""
+    connection.transport.write(data)
