@@ -76,7 +76,7 @@ def test_help_fits_one_screen(capsys, flag):
     assert all(any(line.startswith(f"  {name} ") for line in lines) for name in COMMANDS)
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "simulate"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(capsys, command):
     """`--help` after a command describes it and ends well."""
     assert main([command, "--help"]) == 0
