@@ -115,7 +115,7 @@ def match(
     Raises ValueError if an item can't be read.
     """
     if not following:
-        return Mismatch(Reason.NOTHING_NEW)
+        return Mismatch(Reason.REPEATED)
     if head.blocked is not None:
         return Mismatch(head.blocked)
     if (changed := changed_settings(head.envelope, envelope, policy)) is not None:

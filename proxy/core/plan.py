@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from proxy.core.history import Head, MatchingPolicy
     from proxy.core.items import Fingerprinter, Item
 
-# A retry begins with its own former body, and with the one before; older ones are of no use.
-PREFIXES_TRIED = 4
+# A retry begins with its own former body, and with the one before it. Whatever these two do not
+# settle is looked for item by item.
+PREFIXES_TRIED = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,23 +93,17 @@ class Planner:
             return PassThrough(Reason.UNPARSABLE)
 
     def _plan(self, principal: str, body: bytes) -> Plan:
-        request: TurnRequest | None = None
         refusals: list[Mismatch] = []
         for known in self.store.prefixes(principal, body)[:PREFIXES_TRIED]:
-            attempt = parse_tail(body, known, self.fingerprints)
-            if attempt is None:
+            request = parse_tail(body, known, self.fingerprints)
+            if request is None:
                 continue
-            request = request or attempt
-            if (plan := self._attempt(principal, attempt, refusals)) is not None:
+            if (plan := self._attempt(principal, request, refusals)) is not None:
                 return plan
-        if request is None:
-            parsed = parse_body(body, self.fingerprints.root(principal), self.fingerprints)
-            if not isinstance(parsed, TurnRequest):
-                return PassThrough(parsed)
-            request = parsed
-            if (plan := self._attempt(principal, parsed, refusals)) is not None:
-                return plan
-        return self._start(request, refusals)
+        parsed = parse_body(body, self.fingerprints.root(principal), self.fingerprints)
+        if not isinstance(parsed, TurnRequest):
+            return PassThrough(parsed)
+        return self._attempt(principal, parsed, refusals) or self._start(parsed, refusals)
 
     def _attempt(
         self, principal: str, request: TurnRequest, refusals: list[Mismatch]
@@ -156,7 +151,7 @@ class Planner:
             return PassThrough(Reason.TOO_LARGE, request)
         if not refusals:
             return Start(request, _unknown(request))
-        telling = next((r for r in refusals if r.reason is not Reason.NOTHING_NEW), refusals[0])
+        telling = next((r for r in refusals if r.reason is not Reason.REPEATED), refusals[0])
         gaps = tuple(gap for refusal in refusals for gap in refusal.gaps)
         return Start(request, telling.reason, gaps)
 

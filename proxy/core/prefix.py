@@ -24,7 +24,7 @@ import xxhash
 if TYPE_CHECKING:
     from proxy.core.request import Prefix
 
-SMALLEST_POWER = 8  # bodies whose prefix is shorter than 256 bytes are cheap to parse
+SMALLEST_POWER = 4  # no item ends within the first 16 bytes of a body
 BucketKey: TypeAlias = tuple[str, int, bytes]
 
 

@@ -166,9 +166,9 @@ class Pool:
 
     # Questions.
 
-    def status(self, principal: Principal, want: Want) -> Reason | None:
+    def status(self, principal_key: str, want: Want) -> Reason | None:
         """Say why `want` could not be had now, or None if it could. Takes nothing."""
-        return self._book.status(principal.key, want, self._clock())
+        return self._book.status(principal_key, want, self._clock())
 
     def counts(self) -> dict[str, int]:
         """Return the number of connections that are `connecting`, `busy`, `idle` and `spare`."""

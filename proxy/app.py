@@ -1,0 +1,298 @@
+"""
+The composition root: builds every part, runs them, and takes them down again in order.
+
+Two listeners: the data listener, where agents send their requests, and the admin listener
+(metrics, health), which outlives it while the process drains. Secrets are drawn here, once per
+process: the key of all fingerprints, the seed of the prefix index, and the name by which a request
+that comes round in a loop is recognised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import secrets
+import signal
+import ssl
+from typing import TYPE_CHECKING, Any, Self
+
+from aiohttp import web
+
+from proxy import __version__
+from proxy.core.budget import RetryBudget
+from proxy.core.chains import ChainStore
+from proxy.core.connection_state import LifePolicy
+from proxy.core.history import MatchingPolicy
+from proxy.core.items import Fingerprinter
+from proxy.core.leases import LeaseLimits, Want
+from proxy.core.plan import Planner
+from proxy.downstream.bodies import BodyLimits
+from proxy.downstream.deadlines import build_runner
+from proxy.downstream.driver import Services, Timing
+from proxy.downstream.hosts import is_loopback
+from proxy.downstream.server import Front, FrontSettings
+from proxy.errors import ConfigError
+from proxy.observe import log as logging
+from proxy.observe.admin import Health, State, build_admin_app
+from proxy.observe.metrics import Metrics, watch_loop_lag
+from proxy.upstream.connection import ConnectionSettings
+from proxy.upstream.passthrough import Passthrough
+from proxy.upstream.pool import Pool, PoolSettings
+from proxy.upstream.tasks import cancel_and_wait, spawn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from proxy.config import Config
+    from proxy.core.history import Head
+    from proxy.core.reasons import Reason
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+
+
+class Turnwire:
+    """
+    One running proxy. An async context manager: entered, it serves; left, it has drained.
+
+    `base_url` and `admin_url` are where it listens; with a configured port of 0 they name the port
+    that was taken. Entering raises ConfigError if a port can't be had.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.metrics = Metrics(__version__)
+        self.health = Health()
+        self.log: Any = logging.get_logger()
+        self.base_url = ""
+        self.admin_url = ""
+        self._stack = contextlib.AsyncExitStack()
+        self._runners: list[web.AppRunner] = []
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.health.state = State.DRAINING
+        self.metrics.draining(True)
+        await self._stack.aclose()
+
+    async def _start(self) -> None:
+        config = self.config
+        lag = spawn(watch_loop_lag(self.metrics), name="watch-loop-lag")
+        self._stack.push_async_callback(cancel_and_wait, [lag])
+        admin = build_admin_app(self.metrics, self.health)
+        self.admin_url = await self._listen(
+            web.AppRunner(admin, access_log=None, shutdown_timeout=1.0),
+            config.admin_host,
+            config.admin_port,
+            "admin_port",
+        )
+        front = await self._build_front()
+        runner = build_runner(
+            front.application(),
+            header_timeout_s=config.limits.header_timeout_s,
+            max_header_bytes=config.limits.max_header_bytes,
+            shutdown_timeout_s=config.shutdown.drain_timeout_s,
+        )
+        self.base_url = await self._listen(runner, config.host, config.port, "port") + "/v1"
+        self.health.state = State.READY
+
+    async def _listen(self, runner: web.AppRunner, host: str, port: int, setting: str) -> str:
+        """Open a listener that closes with us; return its URL without a path."""
+        await runner.setup()
+        self._stack.push_async_callback(runner.cleanup)
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as error:
+            raise ConfigError(
+                f"can't listen on {host}:{port} ({error.strerror or error}); choose another"
+                f" with `{setting}`"
+            ) from error
+        address = runner.addresses[0]
+        name = f"[{address[0]}]" if ":" in address[0] else address[0]
+        return f"http://{name}:{address[1]}"
+
+    async def _build_front(self) -> Front:
+        config = self.config
+        loop = asyncio.get_running_loop()
+        tls = ssl.create_default_context()  # costs 17 ms: one for both ways upstream
+        secret = secrets.token_bytes(32)
+        pool = Pool(
+            pool_settings(config),
+            ssl_context=tls if config.websocket_url.startswith("wss:") else None,
+            on_connect=self.metrics.connect,
+            log=self.log,
+        )
+        self._stack.push_async_callback(pool.close, 1.0)
+        passthrough = await self._stack.enter_async_context(
+            Passthrough(
+                config.upstream,
+                instance_id=secrets.token_hex(8),
+                connect_timeout_s=config.limits.http_connect_timeout_s,
+                body_timeout_s=config.limits.body_timeout_s,
+                ssl_context=tls,
+            )
+        )
+        store = ChainStore(
+            seed=secrets.randbits(64),
+            max_bytes=config.chains.max_bytes,
+            ttl_s=config.chains.ttl_s,
+            timer=loop.time,
+        )
+        self.metrics.bind_gauges(pool.counts, lambda: (len(store), store.size_bytes))
+        services = Services(
+            pool=pool,
+            store=store,
+            fingerprints=Fingerprinter(secret),
+            passthrough=passthrough,
+            timing=Timing(
+                first_event_timeout_s=config.websocket.first_event_timeout_s,
+                silence_timeout_s=config.websocket.silence_timeout_s,
+                keepalive_s=config.reply.keepalive_s,
+            ),
+            max_message_bytes=config.websocket.max_send_bytes,
+            resend_budget=RetryBudget(config.resends.budget_ratio, config.resends.budget_per_s),
+        )
+        planner = Planner(
+            store=store,
+            fingerprints=services.fingerprints,
+            policy=matching_policy(config),
+            held=_held_by(pool),
+            max_message_bytes=config.websocket.max_send_bytes,
+        )
+        return Front(front_settings(config, secret), services, planner, self.metrics, self.log)
+
+
+def _held_by(pool: Pool) -> Callable[[Head], Reason | None]:
+    def held(head: Head) -> Reason | None:
+        return pool.status(head.principal, Want(head.connection_id, head.response_id))
+
+    return held
+
+
+def pool_settings(config: Config) -> PoolSettings:
+    """Return what the pool must know of a configuration."""
+    websocket, connections = config.websocket, config.connections
+    return PoolSettings(
+        url=config.websocket_url,
+        limits=LeaseLimits(
+            max_per_principal=connections.max_per_principal,
+            max_total=connections.max_total,
+            nursery_size=connections.nursery_size,
+            spare_per_principal=connections.spare_per_principal,
+            handshakes_per_s=connections.handshakes_per_s,
+            handshake_burst=connections.handshake_burst,
+        ),
+        life=LifePolicy(
+            ping_interval_s=websocket.ping_interval_s,
+            ping_timeout_s=websocket.ping_timeout_s,
+            probe_after_idle_s=websocket.probe_after_idle_s,
+            max_age_s=websocket.max_age_s,
+            retire_margin_s=websocket.retire_margin_s,
+            retire_jitter=websocket.retire_jitter,
+            nursery_ttl_s=connections.nursery_ttl_s,
+            idle_ttl_s=connections.idle_ttl_s,
+        ),
+        connection=ConnectionSettings(
+            connect_timeout_s=websocket.connect_timeout_s,
+            close_timeout_s=websocket.close_timeout_s,
+            max_event_bytes=websocket.max_event_bytes,
+            user_agent=f"turnwire/{__version__}",
+        ),
+        probe_timeout_s=websocket.probe_timeout_s,
+        cooldown_first_s=config.cooldown.first_s,
+        cooldown_max_s=config.cooldown.max_s,
+    )
+
+
+def matching_policy(config: Config) -> MatchingPolicy:
+    """Return the matching rules that a configuration chooses."""
+    return MatchingPolicy(
+        ignore_changed_tools=config.matching.changed_tools == "continue",
+        ignore_missing_reasoning=config.matching.missing_reasoning == "continue",
+        ignore_dropped_text=config.matching.dropped_text == "continue",
+    )
+
+
+def front_settings(config: Config, secret: bytes) -> FrontSettings:
+    """Return what the front must know of a configuration."""
+    limits = config.limits
+    return FrontSettings(
+        identity_headers=frozenset(config.security.identity_headers),
+        secret=secret,
+        body_limits=BodyLimits(
+            max_body_bytes=limits.max_body_bytes,
+            max_decoded_body_bytes=limits.max_decoded_body_bytes,
+            body_timeout_s=limits.body_timeout_s,
+        ),
+        max_inflight_body_bytes=limits.max_inflight_body_bytes,
+        websocket_enabled=config.websocket.enabled,
+        check_hosts=is_loopback(config.host),
+        allowed_hosts=frozenset(config.security.allowed_hosts),
+        allowed_origins=frozenset(config.security.allowed_origins),
+    )
+
+
+async def serve(config: Config) -> int:
+    """Serve until SIGINT or SIGTERM, then drain. A second signal ends at once."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    serving = asyncio.current_task()
+    assert serving is not None
+
+    def on_signal() -> None:
+        if stop.is_set():
+            serving.cancel()
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C raises instead
+            loop.add_signal_handler(number, on_signal)
+    try:
+        async with Turnwire(config) as running:
+            if config.tuning.gc_freeze:
+                gc.collect()
+                gc.freeze()
+            running.log.info(
+                "serving",
+                version=__version__,
+                base_url=running.base_url,
+                admin_url=running.admin_url,
+                upstream=config.upstream,
+            )
+            await stop.wait()
+            running.log.info("draining", timeout_s=config.shutdown.drain_timeout_s)
+    except asyncio.CancelledError:
+        if not stop.is_set():
+            raise
+    return EXIT_OK
+
+
+def run(config: Config) -> int:
+    """Serve until told to stop; return the exit status. Raises ConfigError."""
+    logging.configure(config.log.level, config.log.format)
+    with asyncio.Runner(loop_factory=loop_factory(config)) as runner:
+        return runner.run(serve(config))
+
+
+def loop_factory(config: Config) -> Callable[[], asyncio.AbstractEventLoop]:
+    """Return uvloop's event loop where it is wanted and installed, else asyncio's."""
+    if config.tuning.uvloop:
+        with contextlib.suppress(ImportError):
+            import uvloop  # noqa: PLC0415  optional: it does not exist for every platform
+
+            return uvloop.new_event_loop
+    return asyncio.new_event_loop

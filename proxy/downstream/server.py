@@ -1,0 +1,239 @@
+"""
+The front: one handler for every request.
+
+`POST /v1/responses` becomes a turn: its body is read and decoded, the planner says how it can go
+upstream, a driver carries that out. Everything else passes through untouched. A WebSocket upgrade
+on the responses endpoint is answered 426, the one status on which Codex turns to HTTP at once;
+other upgrades are tunnelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import hdrs, web
+
+from proxy.core.plan import PassThrough, Planner
+from proxy.core.principals import identify
+from proxy.core.reasons import Mode, Reason
+from proxy.downstream.bodies import Body, BodyLimits, read_body
+from proxy.downstream.driver import Driver, Services, mode_headers
+from proxy.downstream.hosts import check_host
+from proxy.downstream.refusals import refusal, refuse
+from proxy.errors import Overloaded, TurnwireError
+from proxy.observe.log import log_turn
+from proxy.upstream.passthrough import check_loop
+from proxy.upstream.tunnel import tunnel
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from proxy.core.plan import Plan
+    from proxy.core.principals import Principal
+    from proxy.observe.metrics import Metrics
+
+# What is logged as the status of a turn whose client left before it had one (nginx's number).
+CLIENT_CLOSED = 499
+
+TURN_PATHS = frozenset({"/v1/responses", "/responses"})
+
+
+@dataclass(frozen=True, slots=True)
+class FrontSettings:
+    """
+    What the front must know.
+
+    `check_hosts` is set on a loopback listener, where Host and Origin must be local or listed.
+    `max_inflight_body_bytes` bounds all bodies that are held at one time.
+    """
+
+    identity_headers: Collection[str]
+    secret: bytes
+    body_limits: BodyLimits
+    max_inflight_body_bytes: int
+    websocket_enabled: bool
+    check_hosts: bool
+    allowed_hosts: Collection[str]
+    allowed_origins: Collection[str]
+
+
+class Front:
+    """Serves every request of the data listener."""
+
+    def __init__(
+        self,
+        settings: FrontSettings,
+        services: Services,
+        planner: Planner,
+        metrics: Metrics,
+        log: Any,
+    ) -> None:
+        self._settings = settings
+        self._services = services
+        self._planner = planner
+        self._metrics = metrics
+        self._log = log
+        self._body_bytes_held = 0
+
+    def application(self) -> web.Application:
+        """Return the aiohttp application with the one route."""
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self.handle)
+        return app
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Answer one request."""
+        try:
+            return await self._route(request)
+        except TurnwireError as error:
+            return refuse(error)
+
+    async def _route(self, request: web.Request) -> web.StreamResponse:
+        settings = self._settings
+        if settings.check_hosts:
+            check_host(request, settings.allowed_hosts, settings.allowed_origins)
+        check_loop(request, self._services.passthrough.instance_id)
+        is_turn_path = request.path in TURN_PATHS
+        if hdrs.UPGRADE in request.headers and request.method == "GET":
+            if is_turn_path:
+                return _upgrade_refused()
+            return await tunnel(request, self._services.passthrough)
+        # A query is not part of the endpoint as we know it, so HTTP decides about it.
+        if request.method == "POST" and is_turn_path and not request.query_string:
+            return await self._turn(request)
+        response = await self._services.passthrough.relay(request)
+        self._metrics.passthrough(response.status)
+        return response
+
+    async def _turn(self, request: web.Request) -> web.StreamResponse:
+        loop = asyncio.get_running_loop()
+        started_at = loop.time()
+        settings = self._settings
+        principal = identify(request.headers.items(), settings.identity_headers, settings.secret)
+        body = await self._read(request)
+        held_bytes = len(body.raw)
+        record = _TurnRecord(
+            self._metrics, self._log, principal, held_bytes, started_at, loop.time()
+        )
+        self._body_bytes_held += held_bytes
+        self._metrics.turn_started()
+        try:
+            return await self._carry_out(request, body, record)
+        finally:
+            self._body_bytes_held -= held_bytes
+            record.close(loop.time())
+
+    async def _read(self, request: web.Request) -> Body:
+        expected = request.content_length or 0
+        if self._body_bytes_held + expected > self._settings.max_inflight_body_bytes:
+            raise Overloaded("too many request bodies are held (limits.max_inflight_body_bytes)")
+        return await read_body(request, self._settings.body_limits)
+
+    async def _carry_out(
+        self, request: web.Request, body: Body, record: _TurnRecord
+    ) -> web.StreamResponse:
+        principal = record.principal
+        plan = self._plan(principal, body)
+        record.model = plan.request.envelope.model if plan.request else None
+        for gap in plan.gaps:
+            for name in gap.fields:
+                self._metrics.gap(name)
+            self._log.info("normalisation_gap", turn=record.turn_id, fields=list(gap.fields))
+        if isinstance(plan, PassThrough):
+            record.passed_through(plan.reason)
+            response = await self._services.passthrough.relay(
+                request, body=body.raw, extra_headers=mode_headers(Mode.HTTP, plan.reason)
+            )
+            record.status = response.status
+            return response
+        driver = Driver(self._services, request, body, principal, plan, f"req_{record.turn_id}")
+        record.driver = driver
+        response = await driver.run()
+        record.status = response.status
+        return response
+
+    def _plan(self, principal: Principal, body: Body) -> Plan:
+        if not self._settings.websocket_enabled:
+            return PassThrough(Reason.WEBSOCKET_OFF)
+        return self._planner.plan(principal.key, body.decoded)
+
+
+class _TurnRecord:
+    """What is told of one turn when it is over: one log line, and the metrics."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        log: Any,
+        principal: Principal,
+        bytes_in: int,
+        started_at: float,
+        read_at: float,
+    ) -> None:
+        self.turn_id = secrets.token_hex(16)
+        self.principal = principal
+        self.driver: Driver | None = None
+        self.model: str | None = None
+        self.status = CLIENT_CLOSED
+        self._http_reason = Reason.UNPARSABLE
+        self._metrics = metrics
+        self._log = log
+        self._bytes_in = bytes_in
+        self._started_at = started_at
+        self._read_at = read_at
+
+    def passed_through(self, reason: Reason) -> None:
+        """Note that the turn was planned as plain HTTP."""
+        self._http_reason = reason
+
+    def close(self, now: float) -> None:
+        """Tell it."""
+        driver = self.driver
+        mode = driver.turn.mode if driver else Mode.HTTP
+        reason = driver.turn.reason if driver else self._http_reason
+        bytes_up = driver.bytes_up if driver else self._bytes_in
+        first_event_s = self._since_start(driver.first_event_at if driver else None)
+        sent_at = driver.sent_at if driver else None
+        if mode is Mode.HTTP:
+            self._metrics.fallback(reason)
+        for resend in driver.turn.resends if driver else ():
+            self._metrics.resend(resend)
+        self._metrics.turn_finished(
+            mode,
+            reason,
+            bytes_in=self._bytes_in,
+            bytes_up=bytes_up,
+            duration_s=now - self._started_at,
+            first_event_s=first_event_s,
+            overhead_s=None if sent_at is None else sent_at - self._read_at,
+        )
+        log_turn(
+            self._log,
+            turn=self.turn_id,
+            principal=self.principal.label,
+            mode=mode,
+            reason=reason,
+            bytes_in=self._bytes_in,
+            bytes_up=bytes_up,
+            first_event_ms=None if first_event_s is None else first_event_s * 1000,
+            duration_ms=(now - self._started_at) * 1000,
+            status=self.status,
+            model=self.model,
+            resends=len(driver.turn.resends) if driver else 0,
+            connection=driver.connection_id if driver else None,
+        )
+
+    def _since_start(self, moment: float | None) -> float | None:
+        return None if moment is None else moment - self._started_at
+
+
+def _upgrade_refused() -> web.Response:
+    return refusal(
+        426,
+        "This proxy takes requests over HTTP and speaks WebSocket upstream by itself.",
+        type_="invalid_request_error",
+        code="websocket_not_supported",
+    )
