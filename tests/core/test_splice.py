@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from proxy.core.splice import Member, elements, find, members, put, replace
+from proxy.core.splice import Edit, Member, edited, elements, find, members, put, replace
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 SCALARS = SCALARS.filter(lambda value: value not in (float("inf"), float("-inf")))
@@ -218,3 +218,16 @@ def test_replace_of_a_missing_member_is_an_error() -> None:
 def test_put_replaces_or_appends(text: bytes, expected: bytes) -> None:
     """A missing member is appended after the last one."""
     assert expected == put(text, "k", b"[]")
+
+
+def test_edits_are_made_in_the_order_of_the_text() -> None:
+    """Edits may come in any order, and insert, replace or delete."""
+    assert edited(b"abcdef", [Edit(4, 5, b""), Edit(0, 1, b"AA"), Edit(2, 2, b"-")]) == b"AAb-cdf"
+
+
+def test_a_flood_of_members_is_refused() -> None:
+    """An object of a hundred thousand members costs one skim, not a walk."""
+    text = b"{" + b",".join(b'"%d":1' % i for i in range(100_000)) + b"}"
+
+    with pytest.raises(ValueError, match="too many"):
+        members(text)

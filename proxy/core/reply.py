@@ -1,0 +1,424 @@
+"""
+The server events of one response, turned into what the client gets.
+
+Over WebSocket each event is one message; over HTTP the same bytes are the `data:` of an SSE event,
+or, without streaming, the terminal event's `response` object is the whole body. So the work is
+mostly framing, and the rule is: *a message's own bytes go to the client*. Only where the client
+would notice that its turn had been sent otherwise than it asked is a value changed, by splicing:
+
+* `previous_response_id` in the lifecycle events' response objects, which we put there;
+* an `output` that the upstream left empty in the terminal event though it streamed items;
+* an `error` event, which is given the details twice: flat, as documented, and under `error`, the
+  only form on which the Python SDK raises.
+
+Events of a vendor's own (`codex.*`, `responsesapi.*`, `keepalive`) are dropped, as HTTP has none.
+
+What it costs: a streamed answer is thousands of `....delta` events. One of the same type as the
+event before is told by its first bytes and is neither parsed nor copied until all events of one
+read are joined into one write. That such an event is well-formed JSON is not checked beyond its
+last byte; the bytes are those that a client would have got over HTTP.
+
+States: WAITING until the first event; STREAMING; then ENDED by a terminal event or an error.
+An error in place of the first event ends in REFUSED instead: nothing is encoded, so that the turn
+can be resent, or answered with a real HTTP status.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from proxy.core import splice
+from proxy.core.verdicts import Refusal, error_object, parse_error
+from proxy.errors import UpstreamError
+
+KEEPALIVE_COMMENT: Final = b": keep-alive\n"
+"""Written in a long silence. One line and no blank one, which some clients take for an event."""
+
+
+class ProtocolFault(UpstreamError):  # noqa: N818  named as its siblings in proxy.errors
+    """
+    The upstream sent what belongs to no answer: not JSON, no type, or another response's event.
+
+    The connection must be discarded. `written` are the SSE bytes of the messages before the
+    faulty one in the same batch; the caller writes them before it ends the reply.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.written = b""
+
+
+class Kind(enum.Enum):
+    """How an answer ended. Only COMPLETED can be continued."""
+
+    COMPLETED = "completed"
+    INCOMPLETE = "incomplete"
+    FAILED = "failed"
+    ERROR = "error"
+
+
+class State(enum.Enum):
+    """How far an answer is. See the module's docstring."""
+
+    WAITING = enum.auto()
+    STREAMING = enum.auto()
+    ENDED = enum.auto()
+    REFUSED = enum.auto()
+
+
+class _Role(enum.Enum):
+    """What is to be done about an event of a type."""
+
+    PLAIN = enum.auto()
+    VENDOR = enum.auto()
+    LIFECYCLE = enum.auto()
+    ITEM_DONE = enum.auto()
+    ERROR = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class _EventType:
+    name: str
+    role: _Role
+    head: bytes
+    usual: bytes
+    """How a message of this type usually begins; empty where each must be looked into."""
+
+
+class _Typed(msgspec.Struct):
+    type: str | None = None
+
+
+_SKIM_TYPE = msgspec.json.Decoder(_Typed)
+_TYPE_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
+_PREFIX = b'{"type":"'
+# What no message begins with: `startswith` of an empty tuple is false.
+_NEVER: Final = ()
+_END = b"\n\n"
+_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
+
+_LIFECYCLE: dict[str, Kind | None] = {
+    "response.created": None,
+    "response.queued": None,
+    "response.in_progress": None,
+    "response.completed": Kind.COMPLETED,
+    "response.incomplete": Kind.INCOMPLETE,
+    "response.failed": Kind.FAILED,
+    "response.cancelled": Kind.FAILED,
+}
+
+
+def _describe(name: str) -> _EventType:
+    role = _Role.PLAIN if name.startswith("response.") else _Role.VENDOR
+    if name in _LIFECYCLE:
+        role = _Role.LIFECYCLE
+    elif name == "response.output_item.done":
+        role = _Role.ITEM_DONE
+    elif name == "error":
+        role = _Role.ERROR
+    usual = b'{"type":"%b",' % name.encode() if role is _Role.PLAIN else b""
+    return _EventType(name, role, b"event: %b\ndata: " % name.encode(), usual)
+
+
+_ERROR = _describe("error")
+_VENDOR = _describe("vendor")
+# The types met so far, by name. Bounded, since the names come from outside.
+_EVENT_TYPES: dict[bytes, _EventType] = {}
+_MAX_EVENT_TYPES: Final = 512
+
+
+class ReplyReader:
+    """
+    Reads the messages of one attempt at a turn.
+
+    `stream`: the client asked for SSE. `hide_previous_response_id`: the id that we put into the
+    request, so that the client must not see it; None where the client sent one itself, or none
+    was sent. `collect_output`: `output` and `final_output` will be asked for.
+
+    Before the end `response_id` is that of the first lifecycle event, if there was any. After it,
+    `terminal` says how the answer ended; `response` is the response object's bytes as the client
+    should see them (b"" after an error); `refusal` is the error, if it was one; `dirty` tells that
+    something followed the end, so that the connection must not be used again.
+    """
+
+    def __init__(
+        self, *, stream: bool, hide_previous_response_id: str | None, collect_output: bool
+    ) -> None:
+        self.state = State.WAITING
+        self.terminal: Kind | None = None
+        self.refusal: Refusal | None = None
+        self.dirty = False
+        self.response_id: str | None = None
+        self.response = b""
+        self.final_output: list[bytes] = []
+        self._stream = stream
+        self._hides_previous = hide_previous_response_id is not None
+        self._collects_output = collect_output
+        self._items: list[tuple[int | None, bytes]] = []
+        self._created = False
+        self._last_message = b""
+        # The SSE events of this batch, as triples of head, message, end.
+        self._pieces: list[bytes] = []
+        self._usual: bytes | tuple[()] = _NEVER
+        self._usual_head = b""
+
+    def __repr__(self) -> str:
+        return f"ReplyReader({self.state.name}, response_id={self.response_id!r})"
+
+    @property
+    def begun(self) -> bool:
+        """Whether an event was let through: the commit point, where the reply is streamed."""
+        return self.state in (State.STREAMING, State.ENDED)
+
+    @property
+    def output(self) -> list[bytes]:
+        """The items of all `response.output_item.done` events, by `output_index`, else arrival."""
+        indexed = {index: item for index, item in self._items if index is not None}
+        if all(index is not None for index, _ in self._items):
+            return [indexed[index] for index in sorted(indexed)]
+        return [item for _, item in self._items]
+
+    @property
+    def last_sequence_number(self) -> int | None:
+        """The `sequence_number` of the last event shown, if it has one. Parses that event."""
+        return _sequence_number(self._last_message)
+
+    def feed(self, messages: list[bytes]) -> bytes:
+        """
+        Take messages in; return the SSE bytes to write for them, b"" where there are none.
+
+        Look at `refusal` and `terminal` after each call. Raises ProtocolFault; the reader must
+        not be fed again after that.
+        """
+        pieces = self._pieces = []
+        stream, usual, head = self._stream, self._usual, self._usual_head
+        for message in messages:
+            if message.startswith(usual) and message.endswith(b"}"):
+                if stream:
+                    pieces += (head, message, _END)
+                continue
+            try:
+                self._take(message)
+            except ProtocolFault as fault:
+                fault.written = self._joined()
+                raise
+            usual, head = self._usual, self._usual_head
+        return self._joined()
+
+    def _take(self, message: bytes) -> None:
+        if self.terminal is not None:
+            self.dirty = self.dirty or not _is_vendors(message)
+            return
+        event = _event_type(message)
+        if event.role is _Role.VENDOR:
+            return
+        if event.role is _Role.ERROR:
+            self._take_error(message)
+            return
+        if event.role is _Role.LIFECYCLE:
+            message = self._read_lifecycle(event.name, message)
+        elif event.role is _Role.ITEM_DONE:
+            self._read_item(message)
+        if self.state is State.WAITING:
+            self.state = State.STREAMING
+        self._show(event, message)
+
+    def _show(self, event: _EventType, message: bytes) -> None:
+        if self._stream:
+            self._pieces += (event.head, message, _END)
+        self._usual, self._usual_head = _NEVER, event.head
+        if event.usual and message.startswith(event.usual):
+            self._usual = event.usual
+
+    def _joined(self) -> bytes:
+        pieces = self._pieces
+        if not pieces:
+            return b""
+        self._last_message = pieces[-2]
+        data = b"".join(pieces)
+        # Each event has three line ends of its own, as it has three pieces: any more are a
+        # message's (pretty-printed JSON), and would end the SSE field early.
+        if data.count(b"\n") != len(pieces) or b"\r" in data:
+            pieces[1::3] = [message.translate(_ONE_LINE) for message in pieces[1::3]]
+            data = b"".join(pieces)
+        return data
+
+    def _take_error(self, message: bytes) -> None:
+        refusal = parse_error(message)
+        if refusal is None:
+            raise ProtocolFault("unreadable error frame")
+        waited = self.state is State.WAITING
+        self.refusal, self.terminal = refusal, Kind.ERROR
+        self.state = State.REFUSED if waited else State.ENDED
+        self._usual = _NEVER
+        if self._stream and not waited:
+            number = _sequence_number(message)
+            if number is None:
+                last = self._pieces[-2] if self._pieces else self._last_message
+                number = (_sequence_number(last) or 0) + 1
+            self._show(_ERROR, _both_ways(refusal, number))
+
+    def _read_lifecycle(self, name: str, message: bytes) -> bytes:
+        """Take note of the event and return it as the client should see it."""
+        kind = _LIFECYCLE[name]
+        stands = splice.find(_members(message), "response")
+        response = b"" if stands is None else message[stands.start : stands.end]
+        if stands is None or not response.startswith(b"{"):
+            if kind is not None:
+                raise ProtocolFault("a terminal event has no response")
+            return message
+        found = _members(response)
+        self._check_identity(name, response, found)
+        edits = _hiding(response, found) if self._hides_previous else []
+        final = [] if kind is None else _output(response, found)
+        # The ChatGPT backend leaves the output empty (protocol 3.2); clients rely on it.
+        if kind in (Kind.COMPLETED, Kind.INCOMPLETE) and self._items and not final:
+            items = b"[%b]" % b",".join(self.output)
+            edits.append(splice.putting(response, found, "output", items))
+        shown = splice.edited(response, edits) if edits else response
+        if kind is not None:
+            self._end(kind, shown, final)
+        if shown is response:
+            return message
+        return splice.edited(message, [splice.Edit(stands.start, stands.end, shown)])
+
+    def _end(self, kind: Kind, response: bytes, final: list[bytes]) -> None:
+        self.state, self.terminal, self.response = State.ENDED, kind, response
+        if self._collects_output:
+            self.final_output = final
+        else:
+            self._items = []
+
+    def _check_identity(self, name: str, response: bytes, found: list[splice.Member]) -> None:
+        """Refuse what belongs to another response (reliability F18)."""
+        stands = splice.find(found, "id")
+        ident = None if stands is None else _parsed(response[stands.start : stands.end])
+        if isinstance(ident, str):
+            if self.response_id not in (None, ident):
+                raise ProtocolFault("an event belongs to another response")
+            self.response_id = ident
+        if name == "response.created":
+            if self._created:
+                raise ProtocolFault("a response was created twice")
+            self._created = True
+
+    def _read_item(self, message: bytes) -> None:
+        found = _members(message)
+        item, stands = splice.find(found, "item"), splice.find(found, "output_index")
+        index = None if stands is None else _parsed(message[stands.start : stands.end])
+        if item is not None and message.startswith(b"{", item.start):
+            whole = isinstance(index, int) and not isinstance(index, bool)
+            self._items.append((index if whole else None, message[item.start : item.end]))
+
+
+def error_event(code: str, message: str, sequence_number: int) -> bytes:
+    """Return the SSE bytes of an error of our own, for a reply that has begun."""
+    refusal = Refusal(502, code, "server_error", message, None)
+    return b"".join((_ERROR.head, _both_ways(refusal, sequence_number), _END))
+
+
+def _both_ways(refusal: Refusal, sequence_number: int) -> bytes:
+    """Write an `error` event with its details flat and nested (real-clients-python 1.9)."""
+    flat = {
+        "type": "error",
+        "code": refusal.code,
+        "message": refusal.message,
+        "param": refusal.param,
+        "sequence_number": sequence_number,
+    }
+    return b'%b,"error":%b}' % (json.dumps(flat).encode()[:-1], error_object(refusal))
+
+
+def _hiding(response: bytes, found: list[splice.Member]) -> list[splice.Edit]:
+    stands = splice.find(found, "previous_response_id")
+    if stands is None or response[stands.start : stands.end] == b"null":
+        return []
+    return [splice.Edit(stands.start, stands.end, b"null")]
+
+
+# --- The type of a message ----------------------------------------------------------------------
+
+
+def _event_type(message: bytes) -> _EventType:
+    """Tell a message's type; raises ProtocolFault where it has none and is no typeless error."""
+    if message.startswith(_PREFIX) and message.endswith(b"}"):
+        name_end = message.find(b'"', len(_PREFIX))
+        known = _EVENT_TYPES.get(message[len(_PREFIX) : max(name_end, 0)])
+        if known is not None:
+            return known
+    name = _skim_type(message)
+    if name is None:
+        if parse_error(message) is None:
+            raise ProtocolFault("a message has no type")
+        return _ERROR
+    if not _TYPE_NAME.fullmatch(name):
+        if name.startswith("response."):
+            raise ProtocolFault("a message's type is not a name")
+        return _VENDOR
+    event = _describe(name)
+    if len(_EVENT_TYPES) < _MAX_EVENT_TYPES:
+        _EVENT_TYPES[name.encode()] = event
+    return event
+
+
+def _skim_type(message: bytes) -> str | None:
+    try:
+        return _SKIM_TYPE.decode(message).type
+    except (ValueError, RecursionError):
+        # Not JSON, or JSON that msgspec refuses (see splice), or a type that is no text.
+        name = _parsed(_member(message, "type") or b"null")
+    if name is not None and not isinstance(name, str):
+        raise ProtocolFault("a message's type is not text")
+    return name
+
+
+def _is_vendors(message: bytes) -> bool:
+    try:
+        return _event_type(message).role is _Role.VENDOR
+    except ProtocolFault:
+        return False
+
+
+# --- Reading, with ValueError turned into ProtocolFault -----------------------------------------
+
+
+def _members(text: bytes) -> list[splice.Member]:
+    try:
+        return splice.members(text)
+    except ValueError as error:
+        raise ProtocolFault(f"unreadable message: {error}") from None
+
+
+def _output(response: bytes, found: list[splice.Member]) -> list[bytes]:
+    """Return the items of a response's `output`; none where it is missing or no array."""
+    stands = splice.find(found, "output")
+    try:
+        return [] if stands is None else splice.elements(response[stands.start : stands.end])
+    except ValueError:
+        return []
+
+
+def _member(message: bytes, key: str) -> bytes | None:
+    found = splice.find(_members(message), key)
+    return None if found is None else message[found.start : found.end]
+
+
+def _parsed(raw: bytes) -> Any:
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _sequence_number(message: bytes) -> int | None:
+    try:
+        number = _parsed(_member(message, "sequence_number") or b"null")
+    except ProtocolFault:
+        return None
+    return number if isinstance(number, int) and not isinstance(number, bool) else None
