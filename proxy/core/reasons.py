@@ -52,7 +52,10 @@ class Reason(enum.StrEnum):
 
     # The history was sent in full: the chain is known but can't be used.
     CHAIN_BUSY = "chain_busy", "the chain's connection is answering another turn"
-    CHAIN_ADVANCED = "chain_advanced", "upstream keeps only a later response of this chain"
+    CHAIN_ADVANCED = (
+        "chain_advanced",
+        "the connection no longer holds this response: later ones took its place",
+    )
     CONNECTION_LOST = "connection_lost", "the chain's connection is gone"
     CONNECTION_EXPIRING = "connection_expiring", "the chain's connection nears its age limit"
 

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 CLOSE_ABNORMAL = 1006  # RFC 6455 section 7.4.1
 CLOSE_TOO_BIG = 1009
 
+HEAD_IS_WRONG = frozenset({Reason.PREVIOUS_RESPONSE_NOT_FOUND, Reason.DELTA_REJECTED})
+
 # Events: what happened.
 
 
@@ -164,7 +166,12 @@ class RecordHead:
 
 @dataclass(frozen=True, slots=True)
 class ForgetHead:
-    """Forget the head that this turn was to continue: upstream evicts it on an error."""
+    """
+    Forget the head that this turn was to continue: upstream does not know it, or not as we do.
+
+    A head whose connection is lost or serves another chain needs no forgetting: who holds which
+    connection is known elsewhere, and a stored head may still be loaded on another one.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,9 +303,9 @@ class Turn:
             case State.RELAYING, Completed(clean):
                 return self._close(RecordHead(), ReleaseLease(clean, holds_answer=True))
             case State.RELAYING, Ended(clean):
-                return self._close(ForgetHead(), ReleaseLease(clean))
+                return self._close(ReleaseLease(clean))
             case State.RELAYING, Erred():
-                return self._close(ForgetHead(), ReleaseLease(reusable=False))
+                return self._close(ReleaseLease(reusable=False))
             case State.RELAYING, ConnectionClosed(code):
                 return self._break(f"The upstream connection closed (code {code}).")
             case State.RELAYING, Silent():
@@ -307,7 +314,7 @@ class Turn:
                 return self._break("The upstream sent something that belongs to no answer.")
 
             case State.SENT | State.RELAYING, DownstreamClosed():
-                return self._close(ForgetHead(), ReleaseLease(reusable=False))
+                return self._close(ReleaseLease(reusable=False))
 
         raise UnexpectedEvent(f"{event} while {self.state.name}")
 
@@ -342,9 +349,8 @@ class Turn:
                 return self._refuse(http_reply(refusal), reusable=_keeps_connection(refusal))
             case Verdict.RESEND_ELSEWHERE if reason is Reason.UPSTREAM_FAILED:
                 return self._refuse(http_reply(refusal), reusable=False)
-        return self._fall_back(
-            self._why_not_resent(reason), ForgetHead(), ReleaseLease(reusable=False)
-        )
+        forget = [ForgetHead()] if reason in HEAD_IS_WRONG else []
+        return self._fall_back(self._why_not_resent(reason), *forget, ReleaseLease(reusable=False))
 
     def _lost(
         self, code: int, reason: Reason, *, sent: bool = True, reply: HttpReply | None = None
@@ -358,7 +364,7 @@ class Turn:
         if verdict is Verdict.REFUSE or (sent and verdict is Verdict.RESEND_ELSEWHERE):
             return self._refuse(reply or connection_failed_reply(), reusable=False)
         why = Reason.TOO_LARGE if code == CLOSE_TOO_BIG else self._why_not_resent(reason)
-        return self._fall_back(why, ForgetHead(), ReleaseLease(reusable=False))
+        return self._fall_back(why, ReleaseLease(reusable=False))
 
     def _can_resend(self) -> bool:
         return (
@@ -382,20 +388,18 @@ class Turn:
     def _resend_elsewhere(self, reason: Reason) -> list[Command]:
         self._resend(reason)
         self.state = State.LEASING
-        return [ForgetHead(), ReleaseLease(reusable=False), AcquireLease(fresh=True)]
+        return [ReleaseLease(reusable=False), AcquireLease(fresh=True)]
 
     def _fall_back(self, reason: Reason, *commands: Command) -> list[Command]:
         self.mode, self.reason = Mode.HTTP, reason
         return self._close(*commands, PassThrough(reason))
 
     def _refuse(self, reply: HttpReply, *, reusable: bool) -> list[Command]:
-        return self._close(ForgetHead(), ReleaseLease(reusable), Refuse(reply))
+        return self._close(ReleaseLease(reusable), Refuse(reply))
 
     def _break(self, message: str) -> list[Command]:
         return self._close(
-            ForgetHead(),
-            ReleaseLease(reusable=False),
-            BreakReply("upstream_connection_lost", message),
+            ReleaseLease(reusable=False), BreakReply("upstream_connection_lost", message)
         )
 
     def _close(self, *commands: Command) -> list[Command]:
