@@ -8,6 +8,7 @@ that a person may read about it; nothing else in the program makes one up.
 from __future__ import annotations
 
 import enum
+from typing import Self
 
 
 class Mode(enum.StrEnum):
@@ -23,7 +24,7 @@ class Reason(enum.StrEnum):
 
     text: str
 
-    def __new__(cls, value: str, text: str) -> Reason:
+    def __new__(cls, value: str, text: str) -> Self:
         """Make a member of a label and its sentence."""
         member = str.__new__(cls, value)
         member._value_ = value

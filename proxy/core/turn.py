@@ -237,7 +237,7 @@ class Form(enum.Enum):
     AS_IS = enum.auto()  # the client chains by itself
 
 
-class UnexpectedEvent(Exception):  # noqa: N818  it names a bug of ours, not an error
+class UnexpectedEvent(Exception):
     """An event arrived in a state that has no row for it."""
 
 
