@@ -576,10 +576,15 @@ class Config(Section):
 
     @property
     def websocket_url(self) -> str:
-        """`websocket.url`, or what follows from `upstream`: https becomes wss, http ws."""
+        """
+        `websocket.url`, or what follows from `upstream`: https becomes wss, http ws.
+
+        An upstream without a path is an origin, under which the API lives at `/v1`.
+        """
         if self.websocket.url is not None:
             return self.websocket.url
-        return f"ws{self.upstream.removeprefix('http')}/responses"
+        base = self.upstream if urlsplit(self.upstream).path else f"{self.upstream}/v1"
+        return f"ws{base.removeprefix('http')}/responses"
 
     @model_validator(mode="after")
     def _listeners_differ(self) -> Self:

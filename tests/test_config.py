@@ -203,7 +203,7 @@ def test_any_text_is_a_value_or_a_sentence(text):
 WEBSOCKET_URLS = [
     ("https://api.openai.com/v1", "wss://api.openai.com/v1/responses"),
     ("http://127.0.0.1:8790/v1/", "ws://127.0.0.1:8790/v1/responses"),
-    ("https://gw.example", "wss://gw.example/responses"),
+    ("https://gw.example", "wss://gw.example/v1/responses"),
 ]
 
 

@@ -110,14 +110,11 @@ class Front:
 
     async def _turn(self, request: web.Request) -> web.StreamResponse:
         loop = asyncio.get_running_loop()
-        started_at = loop.time()
         settings = self._settings
         principal = identify(request.headers.items(), settings.identity_headers, settings.secret)
         body = await self._read(request)
-        held_bytes = len(body.raw)
-        record = _TurnRecord(
-            self._metrics, self._log, principal, held_bytes, started_at, loop.time()
-        )
+        held_bytes = len(body.decoded)
+        record = _TurnRecord(self._metrics, self._log, principal, held_bytes, loop.time())
         self._body_bytes_held += held_bytes
         self._metrics.turn_started()
         try:
@@ -165,13 +162,7 @@ class _TurnRecord:
     """What is told of one turn when it is over: one log line, and the metrics."""
 
     def __init__(
-        self,
-        metrics: Metrics,
-        log: Any,
-        principal: Principal,
-        bytes_in: int,
-        started_at: float,
-        read_at: float,
+        self, metrics: Metrics, log: Any, principal: Principal, bytes_in: int, read_at: float
     ) -> None:
         self.turn_id = secrets.token_hex(16)
         self.principal = principal
@@ -182,7 +173,6 @@ class _TurnRecord:
         self._metrics = metrics
         self._log = log
         self._bytes_in = bytes_in
-        self._started_at = started_at
         self._read_at = read_at
 
     def passed_through(self, reason: Reason) -> None:
@@ -195,9 +185,9 @@ class _TurnRecord:
         mode = driver.turn.mode if driver else Mode.HTTP
         reason = driver.turn.reason if driver else self._http_reason
         bytes_up = driver.bytes_up if driver else self._bytes_in
-        first_event_s = self._since_start(driver.first_event_at if driver else None)
-        sent_at = driver.sent_at if driver else None
-        if mode is Mode.HTTP:
+        first_event_s = self._since_read(driver.first_event_at if driver else None)
+        duration_s = now - self._read_at
+        if mode is Mode.HTTP and (driver or reason is Reason.TOO_LARGE):
             self._metrics.fallback(reason)
         for resend in driver.turn.resends if driver else ():
             self._metrics.resend(resend)
@@ -206,9 +196,9 @@ class _TurnRecord:
             reason,
             bytes_in=self._bytes_in,
             bytes_up=bytes_up,
-            duration_s=now - self._started_at,
+            duration_s=duration_s,
             first_event_s=first_event_s,
-            overhead_s=None if sent_at is None else sent_at - self._read_at,
+            overhead_s=self._since_read(driver.sent_at if driver else None),
         )
         log_turn(
             self._log,
@@ -219,15 +209,15 @@ class _TurnRecord:
             bytes_in=self._bytes_in,
             bytes_up=bytes_up,
             first_event_ms=None if first_event_s is None else first_event_s * 1000,
-            duration_ms=(now - self._started_at) * 1000,
+            duration_ms=duration_s * 1000,
             status=self.status,
             model=self.model,
             resends=len(driver.turn.resends) if driver else 0,
             connection=driver.connection_id if driver else None,
         )
 
-    def _since_start(self, moment: float | None) -> float | None:
-        return None if moment is None else moment - self._started_at
+    def _since_read(self, moment: float | None) -> float | None:
+        return None if moment is None else moment - self._read_at
 
 
 def _upgrade_refused() -> web.Response:
