@@ -1,4 +1,8 @@
-"""README.md says what the program says: generated tables, and commands that are there."""
+"""
+README.md says what the program says: generated tables, and commands that are there.
+
+`python tests/test_readme.py` writes the tables anew.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +12,48 @@ from pathlib import Path
 import pytest
 
 from proxy import config
+from proxy.core import reasons
+from proxy.observe import metrics
 
 README = Path(__file__).parents[1] / "README.md"
 
-
-def section(name: str) -> str:
-    """Return what stands between the markers of `name`; skip the test if README has none."""
-    text = README.read_text(encoding="utf-8") if README.exists() else ""
-    match = re.search(f"<!-- {name}:begin -->\n(.*?)<!-- {name}:end -->", text, re.DOTALL)
-    if match is None:
-        pytest.skip(f"README.md has no {name} markers")
-    return match[1].strip()
+TABLES = {
+    "settings": config.reference_table,
+    "metrics": metrics.reference_table,
+    "reasons": reasons.reference_table,
+}
 
 
-def test_the_settings_are_those_of_the_program():
-    """The table of settings is what `turnwire config --markdown` prints."""
-    assert section("settings") == config.reference_table()
+def marked(name: str) -> re.Pattern[str]:
+    """Return the pattern of what stands between the markers of a table."""
+    return re.compile(f"(<!-- {name}:begin -->\n).*?(<!-- {name}:end -->)", re.DOTALL)
 
 
-def test_the_metrics_are_those_of_the_program():
-    """The table of metrics is made from the metrics themselves."""
-    table = section("metrics")
-    from proxy.observe import metrics
+def written(text: str, name: str) -> str:
+    """Return README's text with one table as the program has it."""
+    table = TABLES[name]().strip()
+    return marked(name).sub(lambda match: f"{match[1]}\n{table}\n\n{match[2]}", text)
 
-    assert table == metrics.reference_table().strip()
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_are_those_of_the_program(name):
+    """Each generated table stands in README exactly as the program makes it."""
+    text = README.read_text(encoding="utf-8")
+
+    assert marked(name).search(text)
+    assert written(text, name) == text
+
+
+def test_the_first_two_blocks_are_the_two_commands():
+    """A newcomer's first `sh` block runs the demo, the second the tests."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", README.read_text(encoding="utf-8"), re.M | re.S)
+
+    assert "turnwire demo" in blocks[0]
+    assert "/pytest" in blocks[1]
+
+
+if __name__ == "__main__":
+    content = README.read_text(encoding="utf-8")
+    for each in TABLES:
+        content = written(content, each)
+    README.write_text(content, encoding="utf-8")

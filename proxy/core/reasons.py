@@ -91,3 +91,9 @@ class Reason(enum.StrEnum):
     HANDSHAKE_BUDGET = "handshake_budget", "too many new connections in a short time"
     RESEND_FAILED = "resend_failed", "a resend met the same trouble again"
     RESEND_BUDGET = "resend_budget", "too many resends in a short time"
+
+
+def reference_table() -> str:
+    """Return the Markdown table of all reasons, for people."""
+    rows = (f"| `{reason.value}` | {reason.text} |" for reason in Reason)
+    return "\n".join(("| Reason | What it means |", "| --- | --- |", *rows))
