@@ -46,7 +46,8 @@ def test_tables_are_those_of_the_program(name):
 
 def test_the_first_two_blocks_are_the_two_commands():
     """A newcomer's first `sh` block runs the demo, the second the tests."""
-    blocks = re.findall(r"^```sh\n(.*?)^```", README.read_text(encoding="utf-8"), re.M | re.S)
+    text = README.read_text(encoding="utf-8")
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
     assert "turnwire demo" in blocks[0]
     assert "/pytest" in blocks[1]
