@@ -41,7 +41,7 @@ KEEPALIVE_COMMENT: Final = b": keep-alive\n"
 """Written in a long silence. One line and no blank one, which some clients take for an event."""
 
 
-class ProtocolFault(UpstreamError):  # noqa: N818  named as its siblings in proxy.errors
+class ProtocolFault(UpstreamError):
     """
     The upstream sent what belongs to no answer: not JSON, no type, or another response's event.
 
@@ -101,7 +101,6 @@ _PREFIX = b'{"type":"'
 # What no message begins with: `startswith` of an empty tuple is false.
 _NEVER: Final = ()
 _END = b"\n\n"
-_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
 
 _LIFECYCLE: dict[str, Kind | None] = {
     "response.created": None,
@@ -142,9 +141,9 @@ class ReplyReader:
     was sent. `collect_output`: `output` and `final_output` will be asked for.
 
     Before the end `response_id` is that of the first lifecycle event, if there was any. After it,
-    `terminal` says how the answer ended; `response` is the response object's bytes as the client
-    should see them (b"" after an error); `refusal` is the error, if it was one; `dirty` tells that
-    something followed the end, so that the connection must not be used again.
+    `terminal` says how the answer ended; `response` is, for a client that does not stream, the
+    body: the response object's bytes, b"" after an error; `refusal` is the error, if it was one;
+    `dirty` tells that something followed the end, so that the connection must not be used again.
     """
 
     def __init__(
@@ -199,7 +198,7 @@ class ReplyReader:
         pieces = self._pieces = []
         stream, usual, head = self._stream, self._usual, self._usual_head
         for message in messages:
-            if message.startswith(usual) and message.endswith(b"}"):
+            if message.startswith(usual) and message.endswith(b"}") and b"\n" not in message:
                 if stream:
                     pieces += (head, message, _END)
                 continue
@@ -231,7 +230,9 @@ class ReplyReader:
 
     def _show(self, event: _EventType, message: bytes) -> None:
         if self._stream:
-            self._pieces += (event.head, message, _END)
+            # A line end (of pretty-printed JSON) would end the SSE field.
+            line = message.replace(b"\n", b" ") if b"\n" in message else message
+            self._pieces += (event.head, line, _END)
         self._usual, self._usual_head = _NEVER, event.head
         if event.usual and message.startswith(event.usual):
             self._usual = event.usual
@@ -242,12 +243,7 @@ class ReplyReader:
             return b""
         self._last_message = pieces[-2]
         data = b"".join(pieces)
-        # Each event has three line ends of its own, as it has three pieces: any more are a
-        # message's (pretty-printed JSON), and would end the SSE field early.
-        if data.count(b"\n") != len(pieces) or b"\r" in data:
-            pieces[1::3] = [message.translate(_ONE_LINE) for message in pieces[1::3]]
-            data = b"".join(pieces)
-        return data
+        return data.replace(b"\r", b" ") if b"\r" in data else data
 
     def _take_error(self, message: bytes) -> None:
         refusal = parse_error(message)
@@ -266,40 +262,36 @@ class ReplyReader:
 
     def _read_lifecycle(self, name: str, message: bytes) -> bytes:
         """Take note of the event and return it as the client should see it."""
-        kind = _LIFECYCLE[name]
-        stands = splice.find(_members(message), "response")
-        response = b"" if stands is None else message[stands.start : stands.end]
-        if stands is None or not response.startswith(b"{"):
+        kind, seen = _LIFECYCLE[name], _look(message)
+        if seen is None:
             if kind is not None:
                 raise ProtocolFault("a terminal event has no response")
             return message
-        found = _members(response)
-        self._check_identity(name, response, found)
-        edits = _hiding(response, found) if self._hides_previous else []
-        final = [] if kind is None else _output(response, found)
+        self._check_identity(name, seen.id)
+        output = [bytes(item) for item in seen.output or ()] if kind is not None else []
         # The ChatGPT backend leaves the output empty (protocol 3.2); clients rely on it.
-        if kind in (Kind.COMPLETED, Kind.INCOMPLETE) and self._items and not final:
-            items = b"[%b]" % b",".join(self.output)
-            edits.append(splice.putting(response, found, "output", items))
-        shown = splice.edited(response, edits) if edits else response
+        fills = kind in (Kind.COMPLETED, Kind.INCOMPLETE) and bool(self._items) and not output
+        previous = bytes(seen.previous_response_id) if self._hides_previous else _NULL
+        if fills:
+            message = _spliced(message, self.output)
+        if previous != _NULL:
+            message = _hidden_at_once(message, previous) or _spliced(message)
         if kind is not None:
-            self._end(kind, shown, final)
-        if shown is response:
-            return message
-        return splice.edited(message, [splice.Edit(stands.start, stands.end, shown)])
+            self._end(kind, message, output)
+        return message
 
-    def _end(self, kind: Kind, response: bytes, final: list[bytes]) -> None:
-        self.state, self.terminal, self.response = State.ENDED, kind, response
+    def _end(self, kind: Kind, message: bytes, output: list[bytes]) -> None:
+        if not self._stream:
+            self.response = _member(message, "response") or b""
+        self.state, self.terminal = State.ENDED, kind
         if self._collects_output:
-            self.final_output = final
+            self.final_output = output
         else:
             self._items = []
 
-    def _check_identity(self, name: str, response: bytes, found: list[splice.Member]) -> None:
+    def _check_identity(self, name: str, ident: str | None) -> None:
         """Refuse what belongs to another response (reliability F18)."""
-        stands = splice.find(found, "id")
-        ident = None if stands is None else _parsed(response[stands.start : stands.end])
-        if isinstance(ident, str):
+        if ident is not None:
             if self.response_id not in (None, ident):
                 raise ProtocolFault("an event belongs to another response")
             self.response_id = ident
@@ -335,11 +327,78 @@ def _both_ways(refusal: Refusal, sequence_number: int) -> bytes:
     return b'%b,"error":%b}' % (json.dumps(flat).encode()[:-1], error_object(refusal))
 
 
-def _hiding(response: bytes, found: list[splice.Member]) -> list[splice.Edit]:
-    stands = splice.find(found, "previous_response_id")
-    if stands is None or response[stands.start : stands.end] == b"null":
-        return []
-    return [splice.Edit(stands.start, stands.end, b"null")]
+# --- Lifecycle events ---------------------------------------------------------------------------
+#
+# They carry the instructions and tools, so may be large, and come three times a turn. One skim
+# in C finds what is needed to know. Where the hidden id stands is guessed and the guess proved by a
+# second skim; an exact walk over the response's members, slower, is there for all other cases.
+
+
+class _Response(msgspec.Struct):
+    id: str | None = None
+    previous_response_id: msgspec.Raw = msgspec.Raw(b"null")
+    output: list[msgspec.Raw] | None = None
+
+
+class _Lifecycle(msgspec.Struct):
+    response: _Response | None = None
+
+
+_SKIM_LIFECYCLE = msgspec.json.Decoder(_Lifecycle)
+_NULL: Final = b"null"
+_PREVIOUS_KEY: Final = b'"previous_response_id"'
+_COLON = re.compile(rb"[ \t\n\r]*+:[ \t\n\r]*+")
+
+
+def _look(message: bytes) -> _Response | None:
+    """Return what matters of the event's response; None where it has none."""
+    try:
+        return _SKIM_LIFECYCLE.decode(message).response
+    except (ValueError, RecursionError):
+        response = _member(message, "response") or b""
+    if not response.startswith(b"{"):
+        return None
+    ident = _parsed(_member(response, "id") or _NULL)
+    try:
+        output = splice.elements(_member(response, "output") or _NULL)
+    except ValueError:
+        output = []
+    return _Response(
+        id=ident if isinstance(ident, str) else None,
+        previous_response_id=msgspec.Raw(_member(response, "previous_response_id") or _NULL),
+        output=[msgspec.Raw(item) for item in output],
+    )
+
+
+def _hidden_at_once(message: bytes, previous: bytes) -> bytes | None:
+    """
+    Put null in place of `previous`, the response's `previous_response_id`; None if in doubt.
+
+    Tries the first place where the key's bytes stand, and looks again: only if the member itself
+    reads null now was that its place.
+    """
+    colon = _COLON.match(message, message.find(_PREVIOUS_KEY) + len(_PREVIOUS_KEY))
+    if colon is None or not message.startswith(previous, colon.end()):
+        return None
+    end = colon.end() + len(previous)
+    tried = b"".join((message[: colon.end()], _NULL, message[end:]))
+    try:
+        seen = _SKIM_LIFECYCLE.decode(tried).response
+    except (ValueError, RecursionError):
+        return None
+    return tried if seen is not None and bytes(seen.previous_response_id) == _NULL else None
+
+
+def _spliced(message: bytes, output: list[bytes] | None = None) -> bytes:
+    """Replace the response's `output`, or else its `previous_response_id` by null."""
+    stands = splice.find(_members(message), "response")
+    assert stands is not None, "the response has been read"
+    response = message[stands.start : stands.end]
+    key = "previous_response_id" if output is None else "output"
+    value = _NULL if output is None else b"[%b]" % b",".join(output)
+    edit = splice.putting(response, _members(response), key, value)
+    shift = stands.start
+    return splice.edited(message, [splice.Edit(edit.start + shift, edit.end + shift, edit.value)])
 
 
 # --- The type of a message ----------------------------------------------------------------------
@@ -393,15 +452,6 @@ def _members(text: bytes) -> list[splice.Member]:
         return splice.members(text)
     except ValueError as error:
         raise ProtocolFault(f"unreadable message: {error}") from None
-
-
-def _output(response: bytes, found: list[splice.Member]) -> list[bytes]:
-    """Return the items of a response's `output`; none where it is missing or no array."""
-    stands = splice.find(found, "output")
-    try:
-        return [] if stands is None else splice.elements(response[stands.start : stands.end])
-    except ValueError:
-        return []
 
 
 def _member(message: bytes, key: str) -> bytes | None:

@@ -19,6 +19,7 @@ from proxy.core.reply import (
 )
 
 HIDDEN = "resp_0"
+PREVIOUS = b'"previous_response_id":"resp_0"'
 
 
 def reader(*, stream: bool = True, hide: str | None = HIDDEN, collect: bool = True) -> ReplyReader:
@@ -277,8 +278,8 @@ def test_setup_events_may_be_missing(setup: list[bytes]) -> None:
         [event("response.completed")],
         [event("response.completed", response=None)],
         [event("response.failed", response="x")],
-        [b'{"type":"response.created","response":{"id":"a","id":"b"}}'],
-        [b'{"type":"response.created","response":{"id":"a"},"response":{}}'],
+        [b'{"type":"response.created","response":{%b,%b}}' % (PREVIOUS, PREVIOUS)],
+        [b'{"type":"response.created","response":{%b},"response":{%b}}' % (PREVIOUS, PREVIOUS)],
         [b'{"a":1,"a":2,"type":"error"}'],
         [b'{"type":"response.output_item.done","item":{}x}'],
         [b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b',"type":"response.x"}'],
@@ -419,12 +420,56 @@ def test_the_hidden_id_is_replaced_in_its_place_only(name: str) -> None:
     place = b'"previous_response_\\u0069d" : '
     after = before.replace(place + b'"resp_0"', place + b"null")
 
-    read = reader()
+    assert sse(reader().feed([before])) == [(f"response.{name}", after)]
+    whole = reader(stream=False)
+    whole.feed([before])
+    if whole.terminal:
+        assert whole.response in after
+        assert json.loads(whole.response)["previous_response_id"] is None
 
-    assert sse(read.feed([before])) == [(f"response.{name}", after)]
-    if read.terminal:
-        assert read.response in after
-        assert json.loads(read.response)["previous_response_id"] is None
+
+OTHER_MEMBERS = st.sampled_from(
+    [
+        b'"id":"r"',
+        b'"n":1.0',
+        b'"t":"\\u00e9\\n"',
+        b'"s":"\\ud83d"',
+        b'"output" : [ ]',
+        b'"b":"\\\\"',
+        b'"v":"resp_0"',
+        b'"m":{%b}' % PREVIOUS,
+        b'"l":[{%b}]' % PREVIOUS,
+        b'"e":"\\"previous_response_id\\":\\"resp_0\\""',
+        b'"q":"\\"previous_response_id"',
+        b'"w":"previous_response_id"',
+    ]
+)
+SPELLINGS = st.sampled_from(
+    [b'"previous_response_id":', b'"previous_response_id" :\n', b'"previous\\u005fresponse_id":']
+)
+
+
+@given(
+    st.lists(OTHER_MEMBERS, unique=True),
+    st.lists(OTHER_MEMBERS, unique=True),
+    SPELLINGS,
+    st.lists(st.sampled_from([b'"sequence_number":3', b'"z":{%b}' % PREVIOUS]), unique=True),
+    st.booleans(),
+)
+def test_the_id_is_hidden_wherever_it_stands(
+    before: list[bytes], after: list[bytes], key: bytes, outer: list[bytes], last: bool
+) -> None:
+    """Whatever stands around the member, exactly its value becomes null."""
+    after = [member for member in after if member not in before]
+
+    def message(value: bytes) -> bytes:
+        response = b'"response":{%b}' % b",".join([*before, key + value, *after])
+        members = [*outer, response] if last else [response, *outer]
+        return b'{"type":"response.created",%b}' % b",".join(members)
+
+    out = reader().feed([message(b'"resp_0"')])
+
+    assert sse(out) == [("response.created", message(b"null").replace(b"\n", b" "))]
 
 
 def test_an_id_that_the_client_sent_itself_stays() -> None:
@@ -496,8 +541,9 @@ def test_an_output_that_was_left_empty_is_filled(
     out = read.feed([message % (name.encode(), before)])
 
     full = after % b",".join(ITEMS)
-    assert read.response == b'{"id":"a"%b}' % full
-    if stream:
+    if not stream:
+        assert read.response == b'{"id":"a"%b}' % full
+    else:
         assert sse(out) == [(f"response.{name}", message % (name.encode(), full))]
     assert read.final_output == []
     assert read.output == (ITEMS if collect else [])
@@ -524,7 +570,7 @@ def test_the_output_of_a_failed_response_is_not_filled() -> None:
 
 def test_an_id_and_an_output_can_be_changed_at_once() -> None:
     """Two splices in one object do not disturb each other."""
-    read = reader()
+    read = reader(stream=False)
     read.feed([raw_done(ITEMS[0], 0)])
 
     read.feed([COMPLETED])
@@ -548,9 +594,21 @@ def test_an_item_that_is_no_object_is_shown_but_not_kept(item: Any) -> None:
 def test_half_an_emoji_in_an_answer_is_no_trouble() -> None:
     """A lone surrogate in an item or a terminal event passes byte for byte."""
     item = b'{"type":"message","text":"\\ud83d"}'
+    given_output = b'{"type":"response.completed","response":{"id":"a","output":[%b]}}' % item
+    for last in (COMPLETED, given_output):
+        read = reader(stream=False)
+
+        read.feed([raw_done(item, 0), last])
+
+        assert read.output == [item]
+        assert item in read.response
+
+
+@pytest.mark.parametrize("field", [b'"id":7', b'"output":7', b'"output":null', b'"id":null'])
+def test_a_field_of_the_wrong_kind_is_no_fault(field: bytes) -> None:
+    """The client judges what the upstream says; we need only what we can use."""
+    message = b'{"type":"response.completed","response":{%b,%b}}' % (field, PREVIOUS)
     read = reader()
 
-    read.feed([raw_done(item, 0), COMPLETED])
-
-    assert read.output == [item]
-    assert item in read.response
+    assert sse(read.feed([message]))[0][1] == message.replace(b'"resp_0"', b"null")
+    assert (read.response_id, read.final_output) == (None, [])
