@@ -21,7 +21,10 @@ It imports nothing of the proxy's core: a mistake there can't be repeated here.
     engine     one turn, the same for both transports: body -> events
     journal    what was seen, for tests
     chat       Chat Completions, from the same answers
+    playback   a script played to a client, to whatever end
     server     HTTP and WebSocket around all of it
+    echoes     how clients echo the model's items
+    streams    a reader of event streams that forgives nothing
     agent      stateless clients that replay their full history
 
 Read `meaning` first, then `engine`. A test starts with:
@@ -30,10 +33,12 @@ Read `meaning` first, then `engine`. A test starts with:
         transcript = await Agent(simulator.base_url).run(["[calls=4] Tidy up."])
 """
 
-from proxy.simulator.agent import Agent, EchoStyle, Reply, Transcript
+from proxy.simulator.agent import Agent, Reply, ReplyError, Streaming, Transcript
 from proxy.simulator.answers import AnswerOptions
+from proxy.simulator.echoes import EchoStyle
 from proxy.simulator.latency import PRESETS, LatencyModel
 from proxy.simulator.server import Simulator, SimulatorOptions, serve
+from proxy.simulator.streams import StreamError
 
 __all__ = [
     "PRESETS",
@@ -42,8 +47,11 @@ __all__ = [
     "EchoStyle",
     "LatencyModel",
     "Reply",
+    "ReplyError",
     "Simulator",
     "SimulatorOptions",
+    "StreamError",
+    "Streaming",
     "Transcript",
     "serve",
 ]

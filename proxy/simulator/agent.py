@@ -23,14 +23,13 @@ from typing import TYPE_CHECKING, Self
 import aiohttp
 
 from proxy.simulator.answers import visible_text
+from proxy.simulator.echoes import EchoStyle, echoed
 from proxy.simulator.meaning import CALL_OUTPUTS, item_type
+from proxy.simulator.streams import SseParser, check_stream
 from proxy.simulator.wire import Item, Json, dumps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-
-TERMINALS = frozenset({"response.completed", "response.incomplete", "response.failed"})
-"""Event types that end a stream."""
 
 DEFAULT_TOOLS: tuple[dict[str, Json], ...] = (
     {
@@ -69,33 +68,12 @@ DEFAULT_TOOLS: tuple[dict[str, Json], ...] = (
 """Two functions and a custom tool."""
 
 
-class StreamError(Exception):
-    """The stream is not what the API would send. The message says what is wrong with it."""
-
-
 class ReplyError(Exception):
     """A turn did not end with a completed or incomplete response."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__(f"status {reply.status}: {reply.error}")
         self.reply = reply
-
-
-class EchoStyle(enum.StrEnum):
-    """How the model's items come back in the next request."""
-
-    VERBATIM = "verbatim"
-    IDS_STRIPPED = "ids_stripped"
-    NULLS_ADDED = "nulls_added"
-    KEYS_SHUFFLED = "keys_shuffled"
-    EASY_MESSAGES = "easy_messages"
-    TEXT_PARTS = "text_parts"
-    ARGUMENTS_RESERIALISED = "arguments_reserialised"
-    REASONING_DROPPED = "reasoning_dropped"
-    PHASE_DROPPED = "phase_dropped"
-    CALLS_FIRST = "calls_first"
-    MIXED = "mixed"
-    """Another style for each answer, in turn."""
 
 
 class Streaming(enum.StrEnum):
@@ -324,83 +302,6 @@ def without_id(item: Item) -> Item:
     return {key: value for key, value in item.items() if key != "id"}
 
 
-def echoed(items: Sequence[Item], style: EchoStyle) -> list[Item]:
-    """The model's items in a style."""
-    if style is EchoStyle.REASONING_DROPPED:
-        return [item for item in items if item_type(item) != "reasoning"]
-    if style is EchoStyle.CALLS_FIRST:
-        return sorted(items, key=lambda item: item_type(item) == "message")
-    change = _CHANGES[style]
-    return [change(item) for item in items]
-
-
-def _same(item: Item) -> Item:
-    return item
-
-
-def _ids_stripped(item: Item) -> Item:
-    return {key: value for key, value in item.items() if key not in {"id", "status"}}
-
-
-def _nulls_added(item: Item) -> Item:
-    extra: dict[str, Json] = {"created_by": None}
-    if item_type(item) == "reasoning":
-        extra["content"] = None
-    if item_type(item) == "function_call":
-        extra["namespace"] = None
-    return {**extra, **item}
-
-
-def _keys_shuffled(item: Item) -> Item:
-    def key(name: str) -> bytes:
-        return hashlib.sha256(name.encode()).digest()
-
-    def shuffled(value: Json) -> Json:
-        if isinstance(value, dict):
-            return {name: shuffled(value[name]) for name in sorted(value, key=key)}
-        return [shuffled(each) for each in value] if isinstance(value, list) else value
-
-    return {name: shuffled(item[name]) for name in sorted(item, key=key)}
-
-
-def _easy_messages(item: Item) -> Item:
-    if item_type(item) != "message":
-        return _ids_stripped(item)
-    return {"role": item["role"], "content": visible_text(item)}
-
-
-def _text_parts(item: Item) -> Item:
-    if item_type(item) != "message":
-        return _ids_stripped(item)
-    part = {"type": "output_text", "text": visible_text(item)}
-    return {"role": item["role"], "content": [part], "phase": item.get("phase")}
-
-
-def _arguments_reserialised(item: Item) -> Item:
-    if item_type(item) != "function_call":
-        return item
-    # Exact but spelt otherwise: other spacing, other escapes, other key order.
-    arguments = json.loads(item["arguments"])
-    text = json.dumps(dict(reversed(arguments.items())), indent=1)
-    return {**item, "arguments": text}
-
-
-def _phase_dropped(item: Item) -> Item:
-    return {key: value for key, value in item.items() if key != "phase"}
-
-
-_CHANGES: Mapping[EchoStyle, Callable[[Item], Item]] = {
-    EchoStyle.VERBATIM: _same,
-    EchoStyle.IDS_STRIPPED: _ids_stripped,
-    EchoStyle.NULLS_ADDED: _nulls_added,
-    EchoStyle.KEYS_SHUFFLED: _keys_shuffled,
-    EchoStyle.EASY_MESSAGES: _easy_messages,
-    EchoStyle.TEXT_PARTS: _text_parts,
-    EchoStyle.ARGUMENTS_RESERIALISED: _arguments_reserialised,
-    EchoStyle.PHASE_DROPPED: _phase_dropped,
-}
-
-
 async def _read_reply(raw: aiohttp.ClientResponse, body: bytes, started: float) -> Reply:
     headers = {name.lower(): value for name, value in raw.headers.items()}
     events: list[dict[str, Json]] = []
@@ -435,100 +336,3 @@ async def _read_reply(raw: aiohttp.ClientResponse, body: bytes, started: float) 
         first_s or duration_s,
         duration_s,
     )
-
-
-class SseParser:
-    """
-    A strict reader of the API's SSE: `event:` then `data:` lines then a blank one.
-
-    Comments may stand anywhere between lines. Anything else raises StreamError.
-    """
-
-    def __init__(self) -> None:
-        self._rest = b""
-        self._name: str | None = None
-        self._data: list[str] = []
-
-    def feed(self, block: bytes) -> list[dict[str, Json]]:
-        """The events that this block of bytes completes."""
-        *lines, self._rest = (self._rest + block).split(b"\n")
-        found = (self._line(line.removesuffix(b"\r").decode()) for line in lines)
-        return [event for event in found if event is not None]
-
-    def finish(self) -> None:
-        """The stream has ended; StreamError if it did so within an event."""
-        if self._rest or self._data or self._name is not None:
-            raise StreamError("the stream ends within an event")
-
-    def _line(self, line: str) -> dict[str, Json] | None:
-        field_name, _, value = line.partition(": ")
-        if line == "":
-            return self._dispatch() if self._name or self._data else None
-        if line.startswith(":"):
-            return None
-        if field_name == "event" and self._name is None and not self._data:
-            self._name = value
-        elif field_name == "data" and self._name is not None:
-            self._data.append(value)
-        else:
-            raise StreamError(f"unexpected line: {line[:80]!r}")
-        return None
-
-    def _dispatch(self) -> dict[str, Json]:
-        event = json.loads("\n".join(self._data))
-        name, self._name, self._data = self._name, None, []
-        if not isinstance(event, dict) or event.get("type") != name:
-            raise StreamError(f"event {name!r} holds something else")
-        return event
-
-
-def check_stream(
-    events: Sequence[dict[str, Json]],
-) -> tuple[dict[str, Json] | None, list[Item], Json]:
-    """
-    The terminal response, the items and the error of a stream.
-
-    Raises StreamError unless it begins with `response.created`, is numbered upwards, has deltas
-    that add up, ends with exactly one terminal event (or an `error`), and tells the same items
-    there as before.
-    """
-    errors = [event for event in events if event["type"] == "error"]
-    if errors:
-        return None, [], errors[0].get("error") or errors[0]
-    if not events or events[0]["type"] != "response.created":
-        raise StreamError("the stream does not begin with response.created")
-    if [e["type"] in TERMINALS for e in events].index(True) != len(events) - 1:
-        raise StreamError("the terminal event is not the last one")
-    numbers = [event["sequence_number"] for event in events]
-    if any(later <= earlier for earlier, later in itertools.pairwise(numbers)):
-        raise StreamError("sequence_number does not grow")
-    response = events[-1]["response"]
-    if any(event["response"]["id"] != response["id"] for event in events if "response" in event):
-        raise StreamError("events of another response")
-    _check_deltas(events)
-    items = [event["item"] for event in events if event["type"] == "response.output_item.done"]
-    if response["status"] != "failed" and response["output"] != items:
-        raise StreamError("the terminal event tells other items than the stream")
-    return response, items, response.get("error")
-
-
-_DELTA_ENDS = {
-    "response.output_text": "text",
-    "response.function_call_arguments": "arguments",
-    "response.custom_tool_call_input": "input",
-    "response.reasoning_summary_text": "text",
-}
-
-
-def _check_deltas(events: Sequence[dict[str, Json]]) -> None:
-    """The deltas of each part add up to what its `done` event says."""
-    parts: dict[tuple[Json, ...], str] = {}
-    for event in events:
-        kind, _, step = event["type"].rpartition(".")
-        if kind not in _DELTA_ENDS:
-            continue
-        part = (kind, event["item_id"], event.get("content_index"), event.get("summary_index"))
-        if step == "delta":
-            parts[part] = parts.get(part, "") + event["delta"]
-        elif parts.get(part, "") != event[_DELTA_ENDS[kind]]:
-            raise StreamError(f"the deltas of {kind} do not add up")

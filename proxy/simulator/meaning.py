@@ -17,7 +17,7 @@ must give the same digest; anything that the model would read otherwise must not
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Context, Decimal
 from hashlib import blake2b
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from proxy.simulator.wire import Item, Json, canonical
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
 CALL_OUTPUTS = {
     "function_call": "function_call_output",
@@ -204,21 +204,26 @@ class Trace:
 
     def extended(self, items: Iterable[Item]) -> Trace:
         """The trace after more items."""
-        trace = self
+        closed, run = self.closed, list(self.run)
+        tokens, echoed_tokens = self.tokens, self.echoed_tokens
         for item in items:
             form = normal_form(item)
-            if form is not None:
-                trace = trace._after(canonical(form), by_model=is_model_item(item))
-        return trace
-
-    def _after(self, form: bytes, *, by_model: bool) -> Trace:
-        tokens = self.tokens + len(form) // 4 + 1
-        if by_model:
-            run = tuple(sorted((*self.run, digest(form))))
-            return replace(self, run=run, tokens=tokens, echoed_tokens=tokens)
-        return replace(self, closed=digest(self.value, form), run=(), tokens=tokens)
+            if form is None:
+                continue
+            meaning = canonical(form)
+            tokens += len(meaning) // 4 + 1
+            if is_model_item(item):
+                run.append(digest(meaning))
+                echoed_tokens = tokens
+            else:
+                closed, run = digest(_close(closed, run), meaning), []
+        return Trace(closed, tuple(sorted(run)), tokens, echoed_tokens)
 
     @property
     def value(self) -> bytes:
         """The digest of all items so far."""
-        return digest(self.closed, *self.run) if self.run else self.closed
+        return _close(self.closed, self.run)
+
+
+def _close(closed: bytes, run: Collection[bytes]) -> bytes:
+    return digest(closed, *sorted(run)) if run else closed

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import socket
-import struct
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from aiohttp import WSMsgType, web
 
@@ -37,6 +35,17 @@ from proxy.simulator.faults import (
 )
 from proxy.simulator.journal import Journal, Seen, principal_of
 from proxy.simulator.latency import PRESETS, LatencyModel
+from proxy.simulator.playback import (
+    Connection,
+    SocketSink,
+    SseSink,
+    abort,
+    end_http,
+    is_terminal,
+    play,
+    settle,
+    sleep_until,
+)
 from proxy.simulator.state import ConnectionMemory, Held, Storage
 from proxy.simulator.validate import Transport, parse
 from proxy.simulator.wire import ApiError, Json, Problem, Shape, dumps
@@ -47,8 +56,6 @@ if TYPE_CHECKING:
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _MIB = 1024 * 1024
-_SLEEP_FLOOR_S = 0.001
-_ABORTED = 1006
 _MODELS = ("gpt-5.2", "gpt-5.6", "gpt-6")
 
 
@@ -101,7 +108,7 @@ class Simulator:
         )
         self._clock = clock
         self._runner: web.AppRunner | None = None
-        self._sockets: set[_Socket] = set()
+        self._sockets: set[Connection] = set()
         self._port = 0
         self._host = ""
 
@@ -148,7 +155,7 @@ class Simulator:
     def drop_connections(self) -> None:
         """Abort every WebSocket connection, without close frames."""
         for conn in list(self._sockets):
-            _abort(conn.request)
+            abort(conn.request)
 
     async def close_connections(self, code: int = 1001) -> None:
         """Close every WebSocket connection with a close frame."""
@@ -162,6 +169,7 @@ class Simulator:
             [
                 web.post("/v1/responses", self._post_response),
                 web.get("/v1/responses", self._upgrade),
+                web.post("/v1/responses/compact", self._post_compact),
                 web.get("/v1/responses/{id}", self._get_response),
                 web.delete("/v1/responses/{id}", self._delete_response),
                 web.post("/v1/chat/completions", self._post_chat),
@@ -191,7 +199,7 @@ class Simulator:
         except web.HTTPException as error:
             reply = _problem_reply(Problem(error.status, error.reason))
         if not reply.prepared:
-            reply.headers.update(_reply_headers())
+            reply.headers.update({**_reply_headers(), **reply.headers})
         return reply
 
     def _check_auth(self, request: web.Request) -> None:
@@ -202,26 +210,41 @@ class Simulator:
             message = "Incorrect API key provided." if given else "Missing bearer authentication."
             raise ApiError(401, message, code="invalid_api_key")
 
-    def _saw(self, request: web.Request, raw: bytes, size: int | None = None) -> Seen:
+    def _saw(
+        self,
+        request: web.Request,
+        raw: bytes = b"",
+        size: int | None = None,
+        transport: Transport = Transport.HTTP,
+    ) -> Seen:
         return self.journal.add(
             Seen(
-                Transport.HTTP,
+                transport,
                 0,
                 principal_of(request.headers),
                 request.path,
-                dict(request.headers),
+                request.headers,
                 len(raw) if size is None else size,
                 raw,
                 request.method,
             )
         )
 
+    def _fault_for(self, seen: Seen) -> Fault | None:
+        """The fault of this turn. Predicates may ask whether it continues a response."""
+        if not self.faults.armed:
+            return None
+        with suppress(ApiError):
+            previous = parse(seen.raw or b"").get("previous_response_id")
+            seen.previous_response_id = None if previous is None else str(previous)
+        return self.faults.take(seen)
+
     # Responses over HTTP.
 
     async def _post_response(self, request: web.Request) -> web.StreamResponse:
         started = asyncio.get_running_loop().time()
         seen = self._saw(request, await request.read())
-        fault = self.faults.take(seen)
+        fault = self._fault_for(seen)
         if isinstance(fault, ErrorReply):
             streamed = bool(parse(seen.raw or b"").get("stream"))
             if fault.moment is Moment.REQUEST or not streamed:
@@ -242,12 +265,12 @@ class Simulator:
         first = script.steps[0]
         if first.action is not Action.SEND:
             # Nothing of the reply may be seen before a break that comes first.
-            await _until(started + first.due_s)
-            await _end_http(request, first.action)
+            await sleep_until(started + first.due_s)
+            await end_http(request, first.action)
             return reply
-        await _until(started + first.due_s)
+        await sleep_until(started + first.due_s)
         await reply.prepare(request)
-        await _play(script, _SseSink(request, reply, script.slice_bytes), turn, None, started)
+        await play(script, SseSink(request, reply, script.slice_bytes), turn, None, started)
         return reply
 
     async def _reply_json(
@@ -255,24 +278,27 @@ class Simulator:
     ) -> web.StreamResponse:
         response = turn.response
         for step in script.steps:
-            await _until(started + step.due_s)
+            await sleep_until(started + step.due_s)
             if step.action is not Action.SEND:
-                await _end_http(request, step.action)
+                await end_http(request, step.action)
                 return web.Response(status=500)
-            _settle(step.outcome, turn, None)
-            response = step.body["response"] if _is_terminal(step) else response
-        headers = _reply_headers()
-        return web.Response(text=dumps(response), content_type="application/json", headers=headers)
+            settle(step.outcome, turn, None)
+            response = step.body["response"] if is_terminal(step) else response
+        return _json(response)
 
     async def _get_response(self, request: web.Request) -> web.StreamResponse:
-        self._saw(request, b"")
+        self._saw(request)
         return web.json_response(self._stored(request).response)
 
     async def _delete_response(self, request: web.Request) -> web.StreamResponse:
-        self._saw(request, b"")
+        self._saw(request)
         held = self._stored(request)
         self.storage.delete(held.response_id)
         return web.json_response({"id": held.response_id, "object": "response", "deleted": True})
+
+    async def _post_compact(self, request: web.Request) -> web.StreamResponse:
+        self._saw(request, await request.read())
+        raise ApiError(404, "Compaction is not simulated.")
 
     def _stored(self, request: web.Request) -> Held:
         identity = request.match_info["id"]
@@ -287,8 +313,7 @@ class Simulator:
         is_upgrade = request.headers.get("Upgrade", "").lower() == "websocket"
         if not is_upgrade or not self.options.websocket:
             raise ApiError(405, "Method not allowed.")
-        seen = self._saw(request, b"")
-        seen.transport = Transport.WS
+        seen = self._saw(request, transport=Transport.WS)
         fault = self.faults.take(seen, upgrade=True)
         if isinstance(fault, RefuseUpgrade):
             self.journal.upgrades_refused += 1
@@ -305,11 +330,11 @@ class Simulator:
         self.journal.connections_opened += 1
         number = self.journal.connections_opened
         await self._serve_socket(
-            _Socket(request, ws, ConnectionMemory(number, seen.principal, self._clock()))
+            Connection(request, ws, ConnectionMemory(number, seen.principal, self._clock()))
         )
         return ws
 
-    async def _serve_socket(self, conn: _Socket) -> None:
+    async def _serve_socket(self, conn: Connection) -> None:
         """Read until the connection ends, while a worker runs the turns one by one."""
         self._sockets.add(conn)
         self.journal.connections_open += 1
@@ -327,23 +352,23 @@ class Simulator:
             self._sockets.discard(conn)
             self.journal.connections_open -= 1
 
-    async def _run_turns(self, conn: _Socket, frames: asyncio.Queue[bytes]) -> None:
+    async def _run_turns(self, conn: Connection, frames: asyncio.Queue[bytes]) -> None:
         while True:
             raw = await frames.get()
             with suppress(ConnectionError):  # the client left; the reader ends the connection
                 await self._run_turn(conn, raw)
 
-    async def _run_turn(self, conn: _Socket, raw: bytes) -> None:
+    async def _run_turn(self, conn: Connection, raw: bytes) -> None:
         started = asyncio.get_running_loop().time()
         memory, request = conn.memory, conn.request
-        headers = dict(request.headers)
+        headers = request.headers
         seen = self.journal.add(
             Seen(
                 Transport.WS, memory.number, memory.principal, request.path, headers, len(raw), raw
             )
         )
-        fault = self.faults.take(seen)
-        sink = _SocketSink(conn)
+        fault = self._fault_for(seen)
+        sink = SocketSink(conn)
         try:
             if isinstance(fault, ErrorReply) and fault.moment is Moment.REQUEST:
                 memory.evict(parse(raw).get("previous_response_id"))
@@ -354,7 +379,7 @@ class Simulator:
         except ApiError as error:
             await sink.send(Step(body=error.problem.frame(Shape.NESTED)))
             return
-        await _play(_script(turn, fault), sink, turn, memory, started)
+        await play(_script(turn, fault), sink, turn, memory, started)
 
     # The rest of the API.
 
@@ -395,11 +420,11 @@ class Simulator:
         return _json({"id": f"file-{secrets.token_hex(8)}", "object": "file", "bytes": size})
 
     async def _get_models(self, request: web.Request) -> web.StreamResponse:
-        self._saw(request, b"")
+        self._saw(request)
         return _json({"object": "list", "data": [_model(name) for name in _MODELS]})
 
     async def _get_model(self, request: web.Request) -> web.StreamResponse:
-        self._saw(request, b"")
+        self._saw(request)
         return _json(_model(request.match_info["id"]))
 
     # What tests and the demo ask over HTTP.
@@ -446,64 +471,6 @@ async def serve(
         await simulator.stop()
 
 
-class _Sink(Protocol):
-    """Where a script is played to."""
-
-    async def send(self, step: Step) -> None:
-        """Write one event."""
-
-    async def end(self, step: Step) -> None:
-        """End the connection as the step says."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Socket:
-    request: web.Request
-    ws: web.WebSocketResponse
-    memory: ConnectionMemory
-
-
-@dataclass(frozen=True, slots=True)
-class _SocketSink:
-    conn: _Socket
-
-    async def send(self, step: Step) -> None:
-        await self.conn.ws.send_str(step.encoded())
-
-    async def end(self, step: Step) -> None:
-        match step.action:
-            case Action.CLOSE if step.code != _ABORTED:
-                await self.conn.ws.close(code=step.code, message=b"on purpose")
-            case Action.STALL:
-                await asyncio.Event().wait()
-            case Action.RESET:
-                _reset(self.conn.request)
-            case _:
-                _abort(self.conn.request)
-
-
-@dataclass(frozen=True, slots=True)
-class _SseSink:
-    request: web.Request
-    reply: web.StreamResponse
-    slice_bytes: int | None
-
-    async def send(self, step: Step) -> None:
-        data = sse_event(step)
-        size = self.slice_bytes or len(data)
-        for start in range(0, len(data), size):
-            await self.reply.write(data[start : start + size])
-
-    async def end(self, step: Step) -> None:
-        await _end_http(self.request, step.action)
-
-
-def sse_event(step: Step) -> bytes:
-    """One event as the API writes it; several `data:` lines where the JSON has line breaks."""
-    lines = "\n".join(f"data: {line}" for line in step.encoded().split("\n"))
-    return f"event: {step.kind}\n{lines}\n\n".encode()
-
-
 def _script(turn: Turn, fault: Fault | None) -> Script:
     last = len(turn.events) - 1
     steps = tuple(
@@ -518,71 +485,12 @@ def _script(turn: Turn, fault: Fault | None) -> Script:
     return script if fault is None else fault.change(script)
 
 
-async def _play(
-    script: Script, sink: _Sink, turn: Turn, memory: ConnectionMemory | None, started: float
-) -> None:
-    """Carry out a script. What is remembered is settled before the client can see the event."""
-    for step in script.steps:
-        if step.due_s:
-            await _until(started + step.due_s)
-        _settle(step.outcome, turn, memory)
-        if step.action is not Action.SEND:
-            await sink.end(step)
-            return
-        await sink.send(step)
-
-
-def _settle(outcome: Outcome, turn: Turn, memory: ConnectionMemory | None) -> None:
-    match outcome:
-        case Outcome.COMMIT:
-            turn.commit()
-        case Outcome.EVICT if memory is not None:
-            memory.latest = None
-
-
-def _is_terminal(step: Step) -> bool:
-    return step.outcome is not Outcome.NOTHING and "response" in step.body
-
-
-async def _until(due: float) -> None:
-    """Sleep until a time of the loop's clock; not at all if it is as good as here."""
-    left = due - asyncio.get_running_loop().time()
-    if left > _SLEEP_FLOOR_S:
-        await asyncio.sleep(left)
-
-
-async def _end_http(request: web.Request, action: Action) -> None:
-    match action:
-        case Action.STALL:
-            await asyncio.Event().wait()
-        case Action.RESET:
-            _reset(request)
-        case Action.ABORT:
-            _abort(request)
-
-
-def _abort(request: web.Request) -> None:
-    if request.transport is not None:
-        request.transport.abort()
-
-
-def _reset(request: web.Request) -> None:
-    """End with RST: a linger time of 0 makes close() discard and reset."""
-    transport = request.transport
-    if transport is not None:
-        raw = transport.get_extra_info("socket")
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        transport.abort()
-
-
 def _problem_reply(problem: Problem, raw_body: str | None = None) -> web.Response:
     """An error over HTTP; `raw_body` stands for what a middlebox would send."""
-    headers = {**_reply_headers(), **problem.headers}
-    if raw_body is not None:
-        return web.Response(
-            status=problem.status, text=raw_body, content_type="text/html", headers=headers
-        )
-    return _json(problem.http_body(), problem.status, headers)
+    if raw_body is None:
+        return _json(problem.http_body(), problem.status, problem.headers)
+    headers = {"Content-Type": "text/html", **problem.headers}
+    return web.Response(status=problem.status, text=raw_body, headers=headers)
 
 
 def _json(value: Json, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

@@ -21,6 +21,7 @@ Json = Any
 Item = dict[str, Json]
 """An element of `input` or `output`."""
 
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 _TYPES_BY_STATUS = {
     401: "authentication_error",
     403: "permission_error",
@@ -43,7 +44,7 @@ def dumps(value: Json) -> str:
 
 def canonical(value: Json) -> bytes:
     """JSON with sorted keys and ASCII only: equal values give equal bytes, and only those."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+    return _CANONICAL.encode(value).encode()
 
 
 class Shape(enum.StrEnum):
