@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 PREFIX_BYTES = 700
 
+# How far back a chain can be looked up from the bytes of a body alone. A retry needs its last two
+# heads; what goes back further is found item by item, and is a full send mostly.
+LINEAGE_KEPT = 4
+
 
 @dataclass(eq=False, slots=True)
 class _Entry:
@@ -36,6 +40,7 @@ class _Entry:
     head: Head
     prefix: Prefix | None
     address: Address | None
+    parent: _Entry | None
     size_bytes: int
 
 
@@ -116,9 +121,14 @@ class ChainStore:
         entry = self._by_response.get((principal, response_id))
         return None if entry is None else entry.head
 
-    def record(self, head: Head, body: bytes, prefix: Prefix | None) -> None:
+    def record(
+        self, head: Head, body: bytes, prefix: Prefix | None, parent: Head | None = None
+    ) -> None:
         """
         Remember a head, and `prefix`, the beginning of `body` by which to find its history again.
+
+        `parent` is the head that it continued. Only the last few heads of a chain are kept, except
+        for those that upstream stores and may be asked to go back to.
 
         Some upstreams give every response of a connection the same id. Such an id names the
         latest one only, so the older head is forgotten, and `ids_are_unique` turns False: from
@@ -127,7 +137,7 @@ class ChainStore:
         if (older := self._by_response.get((head.principal, head.response_id))) is not None:
             self.ids_are_unique = False
             self.forget(older.head)
-        entry = self._make_entry(head, body, prefix)
+        entry = self._make_entry(head, body, prefix, parent)
         try:
             self._entries[entry.serial] = entry
         except ValueError:  # larger than the whole store
@@ -135,6 +145,7 @@ class ChainStore:
             return
         self._by_history.setdefault(head.history, []).append(entry)
         self._by_response[head.principal, head.response_id] = entry
+        self._thin_out(entry)
 
     def forget(self, head: Head) -> None:
         """Forget a head that can't be continued any more. Forgetting twice is no error."""
@@ -145,7 +156,9 @@ class ChainStore:
             del self._entries[entry.serial]
         self._let_go(entry)
 
-    def _make_entry(self, head: Head, body: bytes, prefix: Prefix | None) -> _Entry:
+    def _make_entry(
+        self, head: Head, body: bytes, prefix: Prefix | None, parent: Head | None
+    ) -> _Entry:
         self._serial += 1
         size = head.size_bytes + PREFIX_BYTES
         suffix = b"" if prefix is None else prefix.suffix
@@ -159,15 +172,32 @@ class ChainStore:
             if suffix == shared.suffix:
                 prefix = replace(prefix, suffix=shared.suffix)
             address = self._prefixes.put(head.principal, body, prefix)
-        return _Entry(self._serial, head, prefix, address, size)
+        older = self._by_response.get((parent.principal, parent.response_id)) if parent else None
+        return _Entry(self._serial, head, prefix, address, older, size)
+
+    def _thin_out(self, entry: _Entry) -> None:
+        """Let the ancestor go that is `LINEAGE_KEPT` turns older."""
+        ancestor: _Entry | None = entry
+        for _ in range(LINEAGE_KEPT):
+            ancestor = ancestor and ancestor.parent
+        if ancestor is None:
+            return
+        ancestor.parent = None
+        self._drop_prefix(ancestor)
+        if not ancestor.head.stored:
+            self.forget(ancestor.head)
+
+    def _drop_prefix(self, entry: _Entry) -> None:
+        if entry.prefix is not None and entry.address is not None:
+            self._prefixes.drop(entry.address, entry.prefix)
+        entry.prefix = entry.address = None
 
     def _let_go(self, entry: _Entry) -> None:
         shared = self._shared[id(entry.head.envelope)]
         shared.users -= 1
         if not shared.users:
             del self._shared[id(entry.head.envelope)]
-        if entry.prefix is not None and entry.address is not None:
-            self._prefixes.drop(entry.address, entry.prefix)
+        self._drop_prefix(entry)
         same = self._by_history.get(entry.head.history, [])
         if entry in same:
             same.remove(entry)

@@ -25,7 +25,7 @@ from proxy.core.plan import Continue, FollowClient, Start
 from proxy.core.reasons import Mode, Reason
 from proxy.core.reply import KEEPALIVE_COMMENT, Kind, ProtocolFault, ReplyReader, error_event
 from proxy.core.turn import Form, State, Turn
-from proxy.core.verdicts import HttpReply, http_reply, unavailable_reply, parse_error
+from proxy.core.verdicts import HttpReply, http_reply, parse_error, unavailable_reply
 from proxy.downstream.refusals import refuse
 from proxy.errors import ConnectionLost, LeaseRefused, UpgradeRefused, UpstreamError
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from proxy.core.budget import RetryBudget
     from proxy.core.chains import ChainStore
+    from proxy.core.history import Head
     from proxy.core.items import Fingerprinter
     from proxy.core.principals import Principal
     from proxy.core.request import TurnRequest
@@ -102,6 +103,13 @@ class Driver:
     @property
     def _request(self) -> TurnRequest:
         return self._plan.request
+
+    @property
+    def _continued_head(self) -> Head | None:
+        """The head that the turn continues as things stand, chosen by us and not by the client."""
+        if isinstance(self._plan, Continue) and self.turn.mode is Mode.DELTA:
+            return self._plan.head
+        return None
 
     async def run(self) -> web.StreamResponse:
         """Carry the turn out to its end and return the reply, written as far as it goes."""
@@ -189,14 +197,10 @@ class Driver:
 
     async def _send(self, message: bytes) -> t.Event:
         lease = self._held_lease()
-        sent_delta = isinstance(self._plan, Continue) and self.turn.mode is Mode.DELTA
+        head = self._continued_head
         self._reader = ReplyReader(
             stream=self._request.envelope.stream,
-            hide_previous_response_id=(
-                self._plan.head.response_id
-                if sent_delta and isinstance(self._plan, Continue)
-                else None
-            ),
+            hide_previous_response_id=head.response_id if head else None,
             collect_output=True,
         )
         self.bytes_up += len(message)
@@ -351,7 +355,7 @@ class Driver:
                 b"chained", reader.response_id.encode()
             )
         prefix = None if chained else self._request.prefix()
-        self._services.store.record(head, self._request.body, prefix)
+        self._services.store.record(head, self._request.body, prefix, self._continued_head)
 
     def _held_lease(self) -> Lease:
         assert self._lease is not None, "no lease is held"
@@ -402,7 +406,9 @@ def _reply_to_upgrade(cause: UpstreamError | None) -> HttpReply | None:
         return None
     refusal = parse_error(cause.body)
     if refusal is None:
-        reply = unavailable_reply(429, "rate_limit_exceeded", "The upstream refused a new connection.")
+        reply = unavailable_reply(
+            429, "rate_limit_exceeded", "The upstream refused a new connection."
+        )
     else:
         reply = http_reply(replace(refusal, status=429))
     kept = tuple((name.lower(), value) for name, value in cause.headers.items())
