@@ -612,3 +612,12 @@ def test_a_field_of_the_wrong_kind_is_no_fault(field: bytes) -> None:
 
     assert sse(read.feed([message]))[0][1] == message.replace(b'"resp_0"', b"null")
     assert (read.response_id, read.final_output) == (None, [])
+
+
+def test_a_number_that_python_will_not_read_is_passed_on() -> None:
+    """Five thousand digits are JSON; we only need not understand them."""
+    message = raw_done(ITEMS[0], 0).replace(b":0,", b":" + b"9" * 5000 + b",")
+    read = reader()
+
+    assert sse(read.feed([message])) == [("response.output_item.done", message)]
+    assert read.output == ITEMS[:1]
