@@ -82,9 +82,16 @@ def parse(raw: bytes | str) -> JSON:
 
 
 def write(value: JSON) -> str:
-    """Return the canonical text of a value made by `parse`."""
+    """
+    Return the canonical text of a value made by `parse`.
+
+    Raises ValueError for a value nested as deeply as `parse` can read, yet this can't write.
+    """
     parts: list[str] = []
-    _write(value, parts.append)
+    try:
+        _write(value, parts.append)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     return "".join(parts)
 
 
@@ -114,4 +121,3 @@ def _write(value: JSON, add: Callable[[str], None]) -> None:
             add("true" if value else "false")
         case int():
             add(str(value))
-
