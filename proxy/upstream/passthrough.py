@@ -27,7 +27,7 @@ import urllib.request
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Self
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import aiohttp
 from aiohttp import web
@@ -70,6 +70,13 @@ _STALE_WITHIN_S: Final = 1.0
 _KEEPALIVE_IDLE_S: Final = 30
 _KEEPALIVE_INTERVAL_S: Final = 10
 _KEEPALIVE_PROBES: Final = 3
+_UNACKNOWLEDGED_MS: Final = 120_000
+
+# How long a connection that is being closed may take to send what it still has.
+_FLUSH_WITHIN_S: Final = 2.0
+
+# What may stand in a request target unescaped: all of visible ASCII but the fragment's sign.
+_TARGET_CHARS: Final = "".join(map(chr, range(0x21, 0x7F))).replace("#", "")
 
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -100,8 +107,8 @@ def join_url(upstream: str, raw_path_qs: str) -> URL:
     path, question, query = _origin_form(raw_path_qs).partition("?")
     if base_path and not _is_under(path, base_path):
         path = base_path + (path[len("/v1") :] if _is_under(path, "/v1") else path)
-    target = f"{base.scheme}://{base.netloc}{path}{question}{query}".replace("#", "%23")
-    return URL(target, encoded=True)
+    target = f"{path}{question}{query}".encode(errors="surrogateescape")
+    return URL(f"{base.scheme}://{base.netloc}{quote(target, safe=_TARGET_CHARS)}", encoded=True)
 
 
 def _origin_form(target: str) -> str:
@@ -256,7 +263,9 @@ class Passthrough:
     async def close(self) -> None:
         """Close every connection; what is still being relayed breaks off."""
         if self._session is not None:
-            await self._session.close()
+            with contextlib.suppress(TimeoutError):  # a peer that does not read can't be flushed
+                async with asyncio.timeout(_FLUSH_WITHIN_S):
+                    await self._session.close()
 
     async def relay(
         self,
@@ -280,7 +289,7 @@ class Passthrough:
         try:
             return await relay_reply(request, upstream, extra_headers)
         finally:
-            upstream.close()
+            let_go(upstream)
 
     async def exchange(
         self,
@@ -293,16 +302,16 @@ class Passthrough:
         """
         Send a request upstream; gives the reply, of which only the head has been read.
 
-        The caller closes it. `handshake` are the hop-by-hop headers of an upgrade. Raises as
-        `relay` does.
+        The caller calls `let_go` on it. `handshake` are the hop-by-hop headers of an upgrade.
+        Raises as `relay` does.
         """
         check_loop(request, self.instance_id)
         headers = self._request_headers(request, body)
         headers.update(handshake)
         url = join_url(self.upstream, request.raw_path)
-        data: bytes | _Upload | None = body
-        if body is None and request.body_exists:
-            data = _Upload(request.content, self._body_timeout_s)
+        data: bytes | _Upload | None = None
+        if request.body_exists:
+            data = _Upload(request.content, self._body_timeout_s) if body is None else body
         attempt = _Attempt(asyncio.get_running_loop().time())
         try:
             return await self._send(request.method, url, headers, data, attempt)
@@ -369,6 +378,20 @@ async def relay_reply(
     return response
 
 
+def let_go(upstream: aiohttp.ClientResponse) -> None:
+    """
+    Give a reply's connection back, or close it if the reply was not read to its end.
+
+    What is still to be sent may go out, but not for longer than `_FLUSH_WITHIN_S`: an upstream
+    that has stopped reading would hold the connection for ever.
+    """
+    connection = upstream.connection
+    transport = None if connection is None else connection.transport
+    upstream.close()
+    if transport is not None and transport.get_write_buffer_size():
+        asyncio.get_running_loop().call_later(_FLUSH_WITHIN_S, transport.abort)
+
+
 async def _next_chunk(upstream: aiohttp.ClientResponse) -> bytes | None:
     """Give the next bytes of a body, b"" at its end, None where it broke off."""
     try:
@@ -412,6 +435,7 @@ def _make_socket(address: tuple[Any, ...]) -> socket.socket:
         ("TCP_KEEPIDLE", _KEEPALIVE_IDLE_S),
         ("TCP_KEEPINTVL", _KEEPALIVE_INTERVAL_S),
         ("TCP_KEEPCNT", _KEEPALIVE_PROBES),
+        ("TCP_USER_TIMEOUT", _UNACKNOWLEDGED_MS),
     ):
         if hasattr(socket, option):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

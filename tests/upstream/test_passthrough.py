@@ -54,6 +54,9 @@ JOINS = [
     ("http://u", "//evil/x", "http://u//evil/x"),
     ("http://u/v1", "/v1/../x", "http://u/v1/../x"),
     ("http://u/v1", "/v1/x?", "http://u/v1/x?"),
+    ("http://u/v1", "/v1/%zz|'\"<>[]{}^`", "http://u/v1/%zz|'\"<>[]{}^`"),
+    ("http://u/v1", "/v1/a#b", "http://u/v1/a%23b"),
+    ("http://u/v1", "/v1/\xe9\udcff", "http://u/v1/%C3%A9%FF"),
     ("http://u/v1", "/v1/x?u=http://e/?", "http://u/v1/x?u=http://e/?"),
     # Other forms of the target never change the host.
     ("http://u/v1", "http://evil/v1/x?y", "http://u/v1/x?y"),
@@ -266,6 +269,15 @@ async def test_a_buffered_chunked_body_gets_its_length(front: Front) -> None:
     got = front.peer.requests[0]
     assert (got.body, got.get("Content-Length")) == (b"abc", "3")
     assert got.get("Transfer-Encoding") is None
+
+
+@pytest.mark.parametrize("buffered", [False, True])
+async def test_an_empty_body_stays_empty(front: Front, buffered: bool) -> None:
+    """A POST of nothing says so; a GET does not get a length it never had."""
+    front.buffered = buffered
+    await talk(front.port, post(b""))
+    await talk(front.port, ask())
+    assert [r.get("Content-Length") for r in front.peer.requests] == ["0", None]
 
 
 async def test_expect_continue_is_answered_here(front: Front) -> None:

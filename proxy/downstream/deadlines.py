@@ -1,0 +1,132 @@
+"""
+The HTTP server with the limits that aiohttp leaves out.
+
+aiohttp waits for ever for a request's head: whoever opens a thousand sockets and sends a byte
+now and then holds them all. Here, a head must be complete within `header_timeout_s` of the
+connection's start or, on a connection kept alive, of its own first byte. Who has sent part of
+one is answered 408 and let go; who has sent nothing is just let go.
+
+`build_runner` also sets what the rest of Turnwire relies on: bodies are not decoded (see
+`bodies`), a handler is cancelled when its client leaves, and nobody lingers for a body that
+nobody will read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from aiohttp import web
+from aiohttp.streams import EMPTY_PAYLOAD
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from aiohttp import StreamReader
+
+_TOO_SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+
+def build_runner(
+    app: web.Application,
+    *,
+    header_timeout_s: float = 10.0,
+    max_header_bytes: int = 32 * 1024,
+    lingering_time_s: float = 1.0,
+    shutdown_timeout_s: float = 1.0,
+) -> web.AppRunner:
+    """
+    Make the runner for a client-facing application.
+
+    `max_header_bytes` bounds the request line and each header field. `shutdown_timeout_s` is how
+    long `cleanup` waits for handlers; draining before that is the caller's business.
+    """
+    return _Runner(
+        app,
+        header_timeout_s=header_timeout_s,
+        access_log=None,
+        auto_decompress=False,
+        handler_cancellation=True,
+        lingering_time=lingering_time_s,
+        max_field_size=max_header_bytes,
+        max_line_size=max_header_bytes,
+        shutdown_timeout=shutdown_timeout_s,
+    )
+
+
+class _Runner(web.AppRunner):
+    """An AppRunner whose server makes our protocol instead of aiohttp's."""
+
+    __slots__ = ("_header_timeout_s",)
+
+    def __init__(self, app: web.Application, *, header_timeout_s: float, **kwargs: Any) -> None:
+        super().__init__(app, **kwargs)
+        self._header_timeout_s = header_timeout_s
+
+    async def _make_server(self) -> web.Server:
+        server = await super()._make_server()
+        return _Server(server, self._header_timeout_s)
+
+
+class _Server(web.Server):
+    """A copy of aiohttp's server for the application, but for the protocol it makes."""
+
+    def __init__(self, server: web.Server, header_timeout_s: float) -> None:
+        super().__init__(
+            server.request_handler,
+            request_factory=server.request_factory,
+            handler_cancellation=server.handler_cancellation,
+            **server._kwargs,  # noqa: SLF001  the runner's settings, completed by the application
+        )
+        self._header_timeout_s = header_timeout_s
+
+    def __call__(self) -> web.RequestHandler:
+        return _Handler(self, self._header_timeout_s, loop=self._loop, **self._kwargs)
+
+
+class _Handler(web.RequestHandler):
+    """aiohttp's protocol, with a timer that runs while a head is awaited."""
+
+    __slots__ = ("_body", "_head_begun", "_head_timer", "_header_timeout_s")
+
+    def __init__(self, server: web.Server, header_timeout_s: float, **kwargs: Any) -> None:
+        super().__init__(server, **kwargs)
+        self._header_timeout_s = header_timeout_s
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._head_begun = False
+        self._body: StreamReader = EMPTY_PAYLOAD  # that of the latest request
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._start_head_timer()
+
+    def data_received(self, data: bytes) -> None:
+        heads = self._request_count
+        # aiohttp calls this with no data to go on after a pause.
+        is_body = not (data and self._body.is_eof())
+        self._head_begun = True
+        super().data_received(data)
+        if self._request_count > heads:
+            self._stop_head_timer()
+            self._body = self._messages[-1][1]
+        elif not (is_body or self._head_timer or self._request_in_progress or self._messages):
+            self._start_head_timer()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._stop_head_timer()
+        super().connection_lost(exc)
+
+    def _start_head_timer(self) -> None:
+        self._head_timer = self._loop.call_later(self._header_timeout_s, self._give_up)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _give_up(self) -> None:
+        self._head_timer = None
+        if self.transport is None or self._request_in_progress:
+            return
+        if self._head_begun:
+            self.transport.write(_TOO_SLOW)
+        self.force_close()

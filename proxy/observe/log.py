@@ -1,0 +1,332 @@
+"""
+Logs: one line a fact, and no line with a secret or with content.
+
+Everything that logs in this process, structlog loggers and the loggers of libraries alike, ends
+in one handler, and what protects people sits there, at the sink:
+
+* Redaction. A value under a name that smells of credentials, and whatever looks like a key or a
+  token inside any string, becomes `[redacted]`.
+* No content. Names in `FACTS` hold facts of ours and pass whole. Strings under other names are
+  cut at 200 characters, and containers under other names are replaced by their type: a body
+  passed by mistake is not a log line. Of exceptions the type and the place are logged; the
+  message only if it is one of our own or of the operating system, for messages of parsers quote
+  what they parsed. The websockets library is never let down to DEBUG, where it prints frames.
+* Measure. Warnings and errors of one name are limited to some lines a second, so that nobody can
+  fill a disk with malformed requests. What was left out is counted on the next line.
+
+`configure` may be called again: the last call counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import time
+import traceback
+from typing import TYPE_CHECKING, Any, Final, TextIO, cast
+
+import structlog
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web_protocol import RequestPayloadError
+from websockets.exceptions import WebSocketException
+
+from proxy.errors import TurnwireError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, MutableMapping
+
+    from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+
+REDACTED: Final = "[redacted]"
+MAX_STRING_CHARS: Final = 200
+MAX_EXCEPTION_CHARS: Final = 4000
+LINES_PER_S: Final = 20  # of one event name, from WARNING up
+MAX_EVENT_NAMES: Final = 1000
+
+# Names whose values are facts of ours: numbers, members of enums, hashes, ids, fixed sentences.
+FACTS: Final = frozenset(
+    {
+        "address",
+        "bytes_in",
+        "bytes_up",
+        "chain",
+        "connection",
+        "duration_ms",
+        "event",
+        "exception",
+        "field",
+        "fields",
+        "first_event_ms",
+        "level",
+        "logger",
+        "mode",
+        "model",
+        "principal",
+        "reason",
+        "resends",
+        "response",
+        "setting",
+        "state",
+        "status",
+        "suppressed",
+        "timestamp",
+        "turn",
+        "upstream",
+        "version",
+    }
+)
+
+_SECRET_NAME = re.compile(
+    r"authorization|api[-_]?key|secret|passw|cookie|credential|bearer|token(?!s)", re.IGNORECASE
+)
+_SECRETS: Final = (
+    (re.compile(r"(?i)\b(?:bearer|basic)\s+[\w.~+/=-]{6,}"), REDACTED),
+    (
+        re.compile(
+            r"(?i)\b(?:proxy-)?(?:authorization|(?:x-)?api-key|(?:set-)?cookie)\\*['\"]?\s*[:=,]"
+            r"\s*b?\\*['\"]?[^'\"\r\n\\]+"
+        ),
+        REDACTED,
+    ),
+    (re.compile(r"\b(?:sk|pk|rk|sess|ek|xai|gsk|ghp|gho|hf)[-_][\w-]{6,}"), REDACTED),
+    (re.compile(r"\beyJ[\w-]{8,}(?:\.[\w-]*){0,2}"), REDACTED),  # a JWT
+    (re.compile(r"(?<=://)[^/\s@]+@"), REDACTED + "@"),  # a URL's userinfo
+)
+
+_LEVELS: Final = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+
+
+def configure(level: str, fmt: str, stream: TextIO | None = None) -> None:
+    """
+    Send all logs of the process to `stream` (the process's stderr by default).
+
+    `level` is debug, info, warning or error; `fmt` is json, console, or auto: console on a
+    terminal. Raises KeyError for another level.
+    """
+    stream = stream or sys.stderr
+    number = _LEVELS[level]
+    is_console = fmt == "console" or (fmt == "auto" and stream.isatty())
+    renderer: Processor = (
+        structlog.dev.ConsoleRenderer(colors=stream.isatty())
+        if is_console
+        else structlog.processors.JSONRenderer()
+    )
+    common: list[Processor] = [
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _tell_exception,
+    ]
+    handler = logging.StreamHandler(stream)
+    handler.addFilter(_quieten)
+    handler.addFilter(_Limit(Throttle(LINES_PER_S)))
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=common,
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                redact_event,
+                renderer,
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(number)
+    library_level = logging.INFO if number == logging.DEBUG else logging.WARNING
+    for name in ("aiohttp", "asyncio", "websockets"):
+        logging.getLogger(name).setLevel(max(number, library_level))
+    structlog.configure(
+        processors=[*common, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        cache_logger_on_first_use=False,
+    )
+
+
+def get_logger(**bound: object) -> FilteringBoundLogger:
+    """Give a logger that adds the bound facts to each of its lines."""
+    return cast("FilteringBoundLogger", structlog.get_logger("turnwire", **bound))
+
+
+def log_turn(
+    logger: FilteringBoundLogger,
+    *,
+    turn: str,
+    principal: str,
+    mode: str,
+    reason: str,
+    bytes_in: int,
+    bytes_up: int,
+    first_event_ms: float | None,
+    duration_ms: float,
+    status: int,
+    model: str | None = None,
+    resends: int = 0,
+    connection: int | str | None = None,
+) -> None:
+    """Log the one line that a turn leaves. `principal` is its 8-hex label, never a credential."""
+    logger.info(
+        "turn",
+        turn=turn,
+        principal=principal,
+        mode=str(mode),
+        reason=str(reason),
+        status=status,
+        bytes_in=bytes_in,
+        bytes_up=bytes_up,
+        first_event_ms=_rounded(first_event_ms),
+        duration_ms=_rounded(duration_ms),
+        model=None if model is None else model[:MAX_STRING_CHARS],
+        resends=resends,
+        connection=connection,
+    )
+
+
+def _rounded(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else round(milliseconds, 1)
+
+
+def redact(text: str) -> str:
+    """Replace whatever looks like a credential inside a string."""
+    for pattern, replacement in _SECRETS:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def redact_event(
+    _logger: WrappedLogger, _method: str, event: EventDict
+) -> MutableMapping[str, Any]:
+    """Make an event fit to be seen: the last processor before the renderer."""
+    return {redact(str(name)): _presentable(str(name), value) for name, value in event.items()}
+
+
+def _presentable(name: str, value: object) -> object:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if _SECRET_NAME.search(name):
+        return REDACTED
+    if isinstance(value, str):
+        limit = MAX_EXCEPTION_CHARS if name == "exception" else MAX_STRING_CHARS
+        is_free = name not in FACTS or name in ("event", "exception")
+        return _cut(redact(value), limit) if is_free else redact(value)
+    if name in FACTS and isinstance(value, list | tuple | set | frozenset):
+        return [_presentable(name, element) for element in value]
+    if isinstance(value, BaseException):
+        return _describe(value)
+    return f"<{type(value).__name__}>"
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
+
+
+def _tell_exception(
+    _logger: WrappedLogger, _method: str, event: EventDict
+) -> MutableMapping[str, Any]:
+    """Replace `exc_info` by a text that names types and places, and quotes nothing."""
+    exc_info = event.pop("exc_info", None)
+    event.pop("stack_info", None)
+    if exc_info is True:
+        exc_info = sys.exc_info()
+    error = exc_info[1] if isinstance(exc_info, tuple) else exc_info
+    if isinstance(error, BaseException):
+        event["exception"] = _trace(error)
+    return event
+
+
+def _trace(error: BaseException) -> str:
+    """Describe an exception and its causes, the outermost first."""
+    lines: list[str] = []
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        lines.append(("caused by " if lines else "") + _describe(current))
+        frames = traceback.extract_tb(current.__traceback__, limit=-6)
+        lines += [f"  {frame.filename}:{frame.lineno} {frame.name}" for frame in reversed(frames)]
+        if isinstance(current, BaseExceptionGroup):
+            lines += [f"  holds {_describe(inner)}" for inner in current.exceptions]
+        hidden = None if current.__suppress_context__ else current.__context__
+        current = current.__cause__ or hidden
+    return "\n".join(lines)
+
+
+def _describe(error: BaseException) -> str:
+    """Name an exception; its message only if that can't quote what a client sent."""
+    name = type(error).__qualname__
+    if isinstance(error, TurnwireError | WebSocketException):
+        return f"{name}: {_cut(redact(str(error)), MAX_STRING_CHARS)}"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{name}: {_cut(redact(str(error.strerror)), MAX_STRING_CHARS)}"
+    return name
+
+
+class Throttle:
+    """
+    Lets a number of things of one name pass a second, and counts the rest.
+
+    `allow` gives None for no, else how many were held back since the last yes.
+    """
+
+    def __init__(self, per_s: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._per_s = per_s
+        self._clock = clock
+        self._windows: dict[str, tuple[float, int, int]] = {}  # start, passed, held back
+
+    def allow(self, name: str) -> int | None:
+        """Ask whether one more of this name may pass now."""
+        if name not in self._windows and len(self._windows) >= MAX_EVENT_NAMES:
+            name = ""
+        now = self._clock()
+        start, passed, held = self._windows.get(name, (now, 0, 0))
+        if now - start >= 1.0:
+            start, passed = now, 0
+        if passed >= self._per_s:
+            self._windows[name] = (start, passed, held + 1)
+            return None
+        self._windows[name] = (start, passed + 1, 0)
+        return held
+
+
+class _Limit(logging.Filter):
+    """Applies a throttle to warnings and errors, by the name of their event."""
+
+    def __init__(self, throttle: Throttle) -> None:
+        super().__init__()
+        self._throttle = throttle
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Decide on one record; what was held back is told on the next that passes."""
+        if record.levelno < logging.WARNING:
+            return True
+        event = record.msg if isinstance(record.msg, dict) else None
+        held = self._throttle.allow(str(event.get("event") if event else record.msg))
+        if held and event:
+            event["suppressed"] = held
+        elif held:
+            record.msg, record.args = f"{record.getMessage()} (and {held} more before)", ()
+        return held is not None
+
+
+def _quieten(record: logging.LogRecord) -> bool:
+    """
+    Take from libraries' records what may quote content.
+
+    A malformed request becomes one short warning (aiohttp logs a traceback for each). Of what
+    asyncio reports the first line stays: the others hold reprs of whatever was involved.
+    """
+    if record.name == "asyncio":
+        record.msg, record.args = record.getMessage().partition("\n")[0], ()
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, HttpProcessingError | RequestPayloadError):
+        record.msg, record.args = "malformed request", ()
+        record.exc_info, record.exc_text = None, None
+        record.levelno, record.levelname = logging.WARNING, "WARNING"
+    return True
