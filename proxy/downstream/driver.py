@@ -13,7 +13,7 @@ the machine's own clean-up without awaiting.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -25,7 +25,12 @@ from proxy.core.plan import Continue, FollowClient, Start
 from proxy.core.reasons import Mode, Reason
 from proxy.core.reply import KEEPALIVE_COMMENT, Kind, ProtocolFault, ReplyReader, error_event
 from proxy.core.turn import Form, State, Turn
-from proxy.core.verdicts import HttpReply, http_reply, parse_error, unavailable_reply
+from proxy.core.verdicts import (
+    HttpReply,
+    http_reply,
+    parse_upgrade_refusal,
+    unavailable_reply,
+)
 from proxy.downstream.refusals import refuse
 from proxy.errors import ConnectionLost, LeaseRefused, UpgradeRefused, UpstreamError
 
@@ -404,13 +409,4 @@ def _reply_to_upgrade(cause: UpstreamError | None) -> HttpReply | None:
     """Return what the client must be told of a refused upgrade that HTTP would meet as well."""
     if not isinstance(cause, UpgradeRefused) or cause.status != 429:
         return None
-    refusal = parse_error(cause.body)
-    if refusal is None:
-        reply = unavailable_reply(
-            429, "rate_limit_exceeded", "The upstream refused a new connection."
-        )
-    else:
-        reply = http_reply(replace(refusal, status=429))
-    kept = tuple((name.lower(), value) for name, value in cause.headers.items())
-    retry = tuple(pair for pair in kept if pair[0] in ("retry-after", "retry-after-ms"))
-    return replace(reply, headers=(*reply.headers, *retry))
+    return http_reply(parse_upgrade_refusal(cause.status, cause.headers, cause.body))
