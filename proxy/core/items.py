@@ -12,7 +12,8 @@ removed. Its fingerprint is a keyed digest of that. Two kinds are told apart:
 * the client's own items (system, developer and user messages, tool outputs, …) mean exactly what
   they say: only key order, nulls and the spelling of a plain text message may differ;
 * items the model produces (assistant messages, tool calls, reasoning, …) also lose delivery
-  metadata: `id`, `status`, `annotations`, `logprobs` and their like.
+  metadata: `id`, `status`, `annotations`, `logprobs` and their like. An id that is all that names
+  the item's content (stored reasoning, an image) is no such thing: see `Form.name`.
 
 A kind that we do not know is compared strictly on every field that is not delivery metadata.
 Nothing here changes an item: canonical forms are for comparison, and what goes upstream is the
@@ -64,9 +65,6 @@ CLIENT_TYPES = frozenset(
     }
 )
 
-# The text part that a plain string stands for, by role.
-TEXT_PART = {"assistant": "output_text"}
-
 
 @dataclass(frozen=True, slots=True)
 class Form:
@@ -74,8 +72,8 @@ class Form:
     The canonical form of one item: its fields, each as canonical text.
 
     `call_id`, `item_id` and `sealed` (a reasoning item's encrypted content) are what two forms of
-    one item have in common even when they are unequal; `phase` is apart because a client may drop
-    it, though not change it.
+    one item have in common even when they are unequal; `phase` (canonical text) is apart because a
+    client may drop it, though not change it.
     """
 
     type: str
@@ -84,6 +82,19 @@ class Form:
     call_id: str | None
     item_id: str | None
     sealed: str | None
+
+    @property
+    def name(self) -> str | None:
+        """
+        The item's id where upstream would look its content up by it; clients don't rewrite those.
+
+        A message says all that it means, a call is known by its `call_id`, and encrypted content
+        stands for itself: their ids are decoration. Of any other item, like reasoning that upstream
+        stores or an image that it made, the id may be all there is.
+        """
+        if self.type == "message" or self.call_id is not None or self.sealed is not None:
+            return None
+        return self.item_id
 
 
 class Item:
@@ -136,16 +147,27 @@ class Item:
         if self.is_produced:
             form = self.produced_form
             fields = dict(form.fields)
-            if form.phase:
+            if form.phase is not None:
                 fields["phase"] = form.phase
+            if form.name is not None:
+                fields["id"] = form.name
         else:
             fields = _own_fields(self.value)
         return write({**fields})
 
 
 def item_type(value: Mapping[str, JSON]) -> str:
-    """Return an item's type; an easy message has a role and no type."""
-    return _text(value.get("type")) or ("message" if "role" in value else "")
+    """
+    Return an item's type; an easy message has a role and no type, a reference needs only an id.
+
+    Raises ValueError if it is no text: what upstream makes of that is not ours to guess.
+    """
+    kind = value.get("type")
+    if kind is None:
+        return "message" if "role" in value else "item_reference" if "id" in value else ""
+    if not isinstance(kind, str):
+        raise ValueError("an item's type must be text")  # noqa: TRY004  as in `Item.value`
+    return kind
 
 
 def produced_form(value: Mapping[str, JSON]) -> Form:
@@ -158,7 +180,7 @@ def produced_form(value: Mapping[str, JSON]) -> Form:
     }
     sealed = None
     if kind == "message":
-        fields["content"] = _content(value.get("content"), TEXT_PART["assistant"])
+        fields["content"] = _content(value.get("content"), "output_text", DELIVERY_METADATA)
     elif kind == "function_call":
         fields["arguments"] = _arguments(value.get("arguments"))
     elif kind == "reasoning":
@@ -168,7 +190,7 @@ def produced_form(value: Mapping[str, JSON]) -> Form:
     return Form(
         type=kind,
         fields=fields,
-        phase=_text(value.get("phase")),
+        phase=None if value.get("phase") is None else write(value.get("phase")),
         call_id=_text(value.get("call_id")),
         item_id=_text(value.get("id")),
         sealed=sealed,
@@ -179,7 +201,7 @@ def _reasoning_fields(fields: dict[str, str], sealed: str | None) -> dict[str, s
     # Equal encrypted content is the same reasoning, however its summary was kept; without it the
     # texts decide, and an empty list says as little as an absent one.
     if sealed is not None:
-        return {"encrypted_content": sealed}
+        return {"encrypted_content": write(sealed)}
     return {key: text for key, text in fields.items() if text not in ("[]", '""')}
 
 
@@ -187,28 +209,23 @@ def _own_fields(value: Mapping[str, JSON]) -> dict[str, str]:
     fields = {key: write(field) for key, field in value.items() if field is not None}
     fields["type"] = item_type(value)
     if fields["type"] == "message":
-        role = _text(value.get("role")) or ""
-        fields["content"] = _content(value.get("content"), TEXT_PART.get(role, "input_text"))
+        fields["content"] = _content(value.get("content"), "input_text", frozenset())
     return fields
 
 
-def _content(content: JSON, text_type: str) -> str:
+def _content(content: JSON, text_type: str, ignored: frozenset[str]) -> str:
     """Canonical text of message content; a string equals one text part."""
     if isinstance(content, str):
         content = [{"type": text_type, "text": content}]
     if not isinstance(content, list):
         return write(content)
-    return write([_part(part) for part in content])
+    return write([_part(part, ignored) for part in content])
 
 
-def _part(part: JSON) -> JSON:
+def _part(part: JSON, ignored: frozenset[str]) -> JSON:
     if not isinstance(part, dict):
         return part
-    return {
-        key: field
-        for key, field in part.items()
-        if field is not None and key not in DELIVERY_METADATA
-    }
+    return {key: field for key, field in part.items() if field is not None and key not in ignored}
 
 
 def _arguments(arguments: JSON) -> str:
