@@ -156,8 +156,15 @@ def _demo(arguments: list[str]) -> int:
     parser.add_argument(
         "--calls", type=_positive_int, default=24, help="tool calls of the agent (%(default)s)"
     )
-    parser.add_argument("--plot", type=Path, metavar="PATH", help="also draw the result (.png)")
-    parser.add_argument("--keep", action="store_true", help="keep proxy and simulator running")
+    parser.add_argument(
+        "--plot", type=Path, metavar="PATH", help="where to draw the result, .png or .svg"
+    )
+    parser.add_argument(
+        "--keep", action="store_true", help="keep proxy and simulator running until Ctrl-C"
+    )
+    parser.add_argument(
+        "--port", type=_port, default=0, help="port of the proxy, 0 for a free one (%(default)s)"
+    )
     options = parser.parse_args(arguments)
     from proxy.demo import main as run_demo  # noqa: PLC0415  start-up time
 

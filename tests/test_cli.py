@@ -263,8 +263,8 @@ def test_demo_is_given_its_options(monkeypatch):
     assert main(["demo"]) == 1
     assert main(["demo", "--calls", "3", "--scale", ".5", "--plot", "x.png", "--preset=p"]) == 1
     assert given == [
-        {"preset": None, "scale": 1.0, "calls": 24, "plot": None, "keep": False},
-        {"preset": "p", "scale": 0.5, "calls": 3, "plot": Path("x.png"), "keep": False},
+        {"preset": None, "scale": 1.0, "calls": 24, "plot": None, "keep": False, "port": 0},
+        {"preset": "p", "scale": 0.5, "calls": 3, "plot": Path("x.png"), "keep": False, "port": 0},
     ]
 
 
