@@ -20,6 +20,7 @@ is a reason to pass the request through, never a guess.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -29,7 +30,7 @@ import msgspec
 from proxy.core.canonical import parse
 from proxy.core.items import Item
 from proxy.core.reasons import Reason
-from proxy.core.splice import members
+from proxy.core.splice import elements, members
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,6 +68,9 @@ NOT_SENT = frozenset({"input", "stream", "background", "previous_response_id"})
 
 # On HTTP these are refused as unknown, on WebSocket they mean something: HTTP must decide.
 WEBSOCKET_ONLY = frozenset({"type", "generate", "stream_id"})
+
+# An escape of a letter of `compaction_trigger`.
+_ESCAPED_LETTER = re.compile(rb"\\u00[5-7]")
 
 # Tools that act on the world while upstream answers: running such a turn twice is not harmless.
 LOCAL_TOOL_TYPES = frozenset({"function", "custom", "namespace", "tool_search", "local_shell"})
@@ -188,6 +192,12 @@ class TurnRequest:
             self.envelope.message_members,
         )
 
+    def delta_message_bytes(self, response_id: str, items: Sequence[Item]) -> int:
+        """How long the message of `delta_message` is, at most."""
+        framing = len(b'{"type":"response.create","previous_response_id":"","input":[]}')
+        raw = sum(len(item.raw) + 1 for item in items)
+        return framing + 6 * len(response_id) + raw + len(self.envelope.message_members)
+
     def chained_message(self) -> bytes:
         """Return the `response.create` of a client that chains by itself, as it sent it."""
         return b'{"type":"response.create","previous_response_id":%b,"input":%b%b}' % (
@@ -198,10 +208,11 @@ class TurnRequest:
 
     def prefix(self) -> Prefix | None:
         """Return what to remember of this body, or None where it has no list of items."""
-        raw_input = self.body[self.input_start : self.input_end]
-        if not self.item_count or not raw_input.endswith(b"]"):
+        length = self.input_end - 1
+        if not self.item_count or self.body[length] != ord("]"):
             return None
-        length = self.input_start + len(raw_input[:-1].rstrip(WHITE_SPACE))
+        if self.body[length - 1] in WHITE_SPACE:
+            length = len(self.body[:length].rstrip(WHITE_SPACE))
         return Prefix(
             length=length,
             input_start=self.input_start,
@@ -284,7 +295,7 @@ def _appended_items(between: bytes) -> list[Item] | None:
         return None  # a trailing comma is no JSON
     try:
         return _items(b"[%b]" % stripped[1:])
-    except msgspec.DecodeError:
+    except ValueError:
         return None
 
 
@@ -303,7 +314,7 @@ def _new_suffix(body: bytes, prefix: Prefix, fingerprints: Fingerprinter) -> Tur
     tail = [Setting(m.key, rest[m.start - len(opening) : m.end - len(opening)]) for m in found[1:]]
     if {setting.key for setting in tail} & {setting.key for setting in prefix.head}:
         return None
-    items = _items((opening + rest)[array.start : array.end])
+    items = _items(b"[" + rest[: array.end - len(opening)])
     array_end = len(body) - len(rest) + array.end - len(opening)
     envelope = read_envelope([*prefix.head, *tail], fingerprints)
     return _continued(body, prefix, envelope, array_end, items, fingerprints)
@@ -339,7 +350,16 @@ def fold(history: bytes, items: Sequence[Item], fingerprints: Fingerprinter) -> 
 
 
 def _holds_trigger(items: Sequence[Item]) -> bool:
-    return any(item.type == "compaction_trigger" for item in items)
+    # Parsing every item would cost more than all the rest: only what may spell the word is parsed.
+    return any(
+        item.type == "compaction_trigger" for item in items if _may_spell_trigger(item.raw)
+    )
+
+
+def _may_spell_trigger(raw: bytes) -> bool:
+    return b"compaction_trigger" in raw or (
+        b"\\u00" in raw and _ESCAPED_LETTER.search(raw) is not None
+    )
 
 
 def input_items(raw: bytes) -> list[Item] | None:
@@ -352,7 +372,7 @@ def input_items(raw: bytes) -> list[Item] | None:
 
 
 def _items(array: bytes) -> list[Item]:
-    return [Item(bytes(raw)) for raw in msgspec.json.decode(array, type=list[msgspec.Raw])]
+    return [Item(raw) for raw in elements(array)]
 
 
 def read_envelope(settings: Sequence[Setting], fingerprints: Fingerprinter) -> Envelope:
