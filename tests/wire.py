@@ -52,7 +52,7 @@ async def read_message(reader: asyncio.StreamReader) -> Request:
     if length := message.get("Content-Length"):
         message.body = await reader.readexactly(int(length))
     elif message.get("Transfer-Encoding") == "chunked":
-        while size := int(await reader.readline(), 16):
+        while size := int(await reader.readuntil(b"\n"), 16):
             message.body += await reader.readexactly(size)
             await reader.readline()
         await reader.readline()

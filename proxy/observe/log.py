@@ -102,12 +102,17 @@ _LEVELS: Final = {
 }
 
 
-def configure(level: str, fmt: str, stream: TextIO | None = None) -> None:
+def configure(
+    level: str,
+    fmt: str,
+    stream: TextIO | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
     """
     Send all logs of the process to `stream` (the process's stderr by default).
 
     `level` is debug, info, warning or error; `fmt` is json, console, or auto: console on a
-    terminal. Raises KeyError for another level.
+    terminal. `clock` is what floods are measured by. Raises KeyError for another level.
     """
     stream = stream or sys.stderr
     number = _LEVELS[level]
@@ -125,7 +130,7 @@ def configure(level: str, fmt: str, stream: TextIO | None = None) -> None:
     ]
     handler = logging.StreamHandler(stream)
     handler.addFilter(_quieten)
-    handler.addFilter(_Limit(Throttle(LINES_PER_S)))
+    handler.addFilter(_Limit(Throttle(LINES_PER_S, clock)))
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=common,

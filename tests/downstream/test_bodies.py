@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import brotli
 import pytest
 from aiohttp import web
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.downstream import bodies
@@ -64,6 +64,7 @@ def test_every_encoding_is_undone(kind: str, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("kind", ENCODERS)
+@settings(deadline=None)
 @given(data=st.binary(max_size=2000))
 def test_arbitrary_data_survives_every_encoding(kind: str, data: bytes) -> None:
     """Decoding is the inverse of encoding, whatever the bytes are."""
@@ -112,6 +113,7 @@ def test_garbage_is_corrupt(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ENCODERS)
+@settings(deadline=None)
 @given(data=st.binary(max_size=300))
 def test_any_bytes_decode_or_are_refused(kind: str, data: bytes) -> None:
     """No input makes a decoder fail in any other way than with our errors."""
