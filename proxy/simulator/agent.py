@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import io
 import itertools
 import json
 import time
@@ -30,6 +31,8 @@ from proxy.simulator.wire import Item, Json, dumps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+
+_LARGE_BODY_BYTES = 1 << 19
 
 DEFAULT_TOOLS: tuple[dict[str, Json], ...] = (
     {
@@ -268,7 +271,9 @@ class Agent:
             **self.headers,
         }
         started = time.perf_counter()
-        async with self._session.post(self.base_url + path, data=body, headers=headers) as raw:
+        # aiohttp warns about large bodies as bytes: it would write them in one go.
+        data = io.BytesIO(body) if len(body) > _LARGE_BODY_BYTES else body
+        async with self._session.post(self.base_url + path, data=data, headers=headers) as raw:
             return await _read_reply(raw, body, started)
 
     def echo(self, items: Sequence[Item]) -> list[Item]:

@@ -380,7 +380,11 @@ class SlowStream(Fault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceWrites(Fault):
-    """SSE output in writes of so many bytes, across the borders of events and characters."""
+    """
+    SSE output in writes of so many bytes, across the borders of events and characters.
+
+    A size beyond the whole stream merges all events into one write.
+    """
 
     slice_bytes: int = 3
 

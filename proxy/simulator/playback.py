@@ -62,24 +62,37 @@ class SocketSink:
                 abort(self.conn.request)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SseSink:
-    """Plays to the body of an HTTP reply, in writes of `slice_bytes` if that is set."""
+    """Plays to the body of an HTTP reply: a write an event, or writes of `slice_bytes`."""
 
     request: web.Request
     reply: web.StreamResponse
     slice_bytes: int | None
+    _waiting: bytes = b""
 
     async def send(self, step: Step) -> None:
-        """Write one event."""
-        data = sse_event(step)
-        size = self.slice_bytes or len(data)
-        for start in range(0, len(data), size):
-            await self.reply.write(data[start : start + size])
+        """Write one event; when slicing, what fills no slice waits for the next or the last."""
+        size = self.slice_bytes
+        if size is None:
+            await self.reply.write(sse_event(step))
+            return
+        self._waiting += sse_event(step)
+        while len(self._waiting) >= size:
+            block, self._waiting = self._waiting[:size], self._waiting[size:]
+            await self.reply.write(block)
+        if step.outcome is not Outcome.NOTHING:
+            await self._flush()
 
     async def end(self, step: Step) -> None:
         """End the reply, or its connection."""
+        await self._flush()
         await end_http(self.request, step.action)
+
+    async def _flush(self) -> None:
+        block, self._waiting = self._waiting, b""
+        if block:
+            await self.reply.write(block)
 
 
 def sse_event(step: Step) -> bytes:

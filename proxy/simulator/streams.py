@@ -83,8 +83,9 @@ def check_stream(
         return None, [], errors[0].get("error") or errors[0]
     if not events or events[0]["type"] != "response.created":
         raise StreamError("the stream does not begin with response.created")
-    if [e["type"] in TERMINALS for e in events].index(True) != len(events) - 1:
-        raise StreamError("the terminal event is not the last one")
+    ends = [index for index, event in enumerate(events) if event["type"] in TERMINALS]
+    if ends != [len(events) - 1]:
+        raise StreamError("the stream does not end with its one terminal event")
     numbers = [event["sequence_number"] for event in events]
     if any(later <= earlier for earlier, later in itertools.pairwise(numbers)):
         raise StreamError("sequence_number does not grow")
