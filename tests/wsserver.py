@@ -78,12 +78,34 @@ async def raw_server(
     handler: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
 ) -> AsyncIterator[str]:
     """Serve plain TCP on a free port and yield the `ws:` URL of it."""
-    server = await asyncio.start_server(handler, "127.0.0.1", 0)
+    tasks: set[asyncio.Task[object]] = set()
+
+    async def serve_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        try:
+            await handler(reader, writer)
+        finally:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    server = await asyncio.start_server(serve_one, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     try:
         yield f"ws://127.0.0.1:{port}/v1/responses"
     finally:
         server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def until(predicate: Callable[[], object]) -> None:
+    """Let the loop run until `predicate` holds; the test's own timeout bounds it."""
+    while not predicate():  # noqa: ASYNC110  there is no event for what a test looks at
+        await asyncio.sleep(0)
 
 
 def reset(connection: ServerConnection) -> None:

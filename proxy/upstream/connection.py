@@ -231,8 +231,8 @@ class UpstreamConnection(ClientConnection):
         """
         Hand messages to `on_message` from here on, and call `on_end` once if the connection ends.
 
-        Messages that are here already are handed over at once. Either callback may abort the
-        connection.
+        Messages that are here already are handed over at once, and so is an end that has come.
+        Either callback may abort the connection.
         """
         messages, self._messages = self._messages, []
         self._buffered_bytes = 0
@@ -240,7 +240,9 @@ class UpstreamConnection(ClientConnection):
         self._on_end = on_end
         for message in messages:
             on_message(message)
-        if self._reading_paused and self._ended_with is None:
+        if self._ended_with is not None:
+            self._report_end()
+        elif self._reading_paused:
             self._reading_paused = False
             self.transport.resume_reading()
 
@@ -305,6 +307,9 @@ class UpstreamConnection(ClientConnection):
         self._ended_with = self._close_code()
         self._fragments.clear()
         self._wake()
+        self._report_end()
+
+    def _report_end(self) -> None:
         if self._on_end is not None:
             on_end, self._on_end = self._on_end, None
             on_end()
@@ -417,7 +422,10 @@ async def open_connection(
     clock: Callable[[], float] = time.monotonic,
 ) -> UpstreamConnection:
     """
-    Connect, upgrade, and return the open connection. `ssl_context` goes with a `wss:` URL only.
+    Connect, upgrade, and return the connection. `ssl_context` goes with a `wss:` URL only.
+
+    It may have ended again already, with or without a message: an upstream that accepts the
+    upgrade and then declines is not one that can't be reached.
 
     A proxy is used if the environment names one. Nothing stays open when the wait is cancelled.
 
@@ -448,11 +456,7 @@ async def open_connection(
         )
     except (OSError, WebSocketException, ImportError, UnicodeError) as exc:
         raise connect_error(exc) from exc
-    opened = cast("UpstreamConnection", connection)
-    if not opened.is_open:
-        opened.abort()
-        raise UpstreamUnreachable("the connection closed right after the handshake")
-    return opened
+    return cast("UpstreamConnection", connection)
 
 
 def _as_latin1(value: str) -> str:
