@@ -13,6 +13,7 @@ It imports nothing of the proxy's core: a mistake there can't be repeated here.
     meaning    what an item means; the rolling digest of a sequence of items
     values     text and tool arguments, grown from a digest and a JSON schema
     answers    context -> output items: an agent's tool loop, decided from the context alone
+    errands    calls that a real agent can carry out without harm
     validate   what the API refuses: fields, item types, unpaired calls, doubled ids
     state      what is remembered: stored responses, and one response per connection
     events     output items -> the server events of a stream
@@ -34,7 +35,7 @@ Read `meaning` first, then `engine`. A test starts with:
 """
 
 from proxy.simulator.agent import Agent, Reply, ReplyError, Streaming, Transcript
-from proxy.simulator.answers import AnswerOptions
+from proxy.simulator.answers import AnswerOptions, Calls
 from proxy.simulator.echoes import EchoStyle
 from proxy.simulator.latency import PRESETS, LatencyModel
 from proxy.simulator.server import Simulator, SimulatorOptions, serve
@@ -44,6 +45,7 @@ __all__ = [
     "PRESETS",
     "Agent",
     "AnswerOptions",
+    "Calls",
     "EchoStyle",
     "LatencyModel",
     "Reply",

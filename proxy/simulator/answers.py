@@ -15,11 +15,13 @@ another context can be told by its looks. Items come without ids; `events` gives
 from __future__ import annotations
 
 import base64
+import enum
 import hmac
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from proxy.simulator import errands
 from proxy.simulator.meaning import CALL_OUTPUTS, OUTPUTS, Trace, digest, item_type
 from proxy.simulator.values import Dice, instance, pieces, write_arguments
 from proxy.simulator.wire import Item, Json, canonical, dumps
@@ -53,6 +55,17 @@ _LAST_RESORT = frozenset({"finish", "final_answer", "submit", "think", "exit", "
 _MIN_CUT_TOKENS = 1
 
 
+class Calls(enum.Enum):
+    """Which of an agent's tools are called."""
+
+    ANY = enum.auto()
+    """Any of them, with any arguments: for agents whose tools do nothing."""
+    HARMLESS = enum.auto()
+    """Those that a real agent can be told to use (`errands`)."""
+    DELEGATED = enum.auto()
+    """The same, but the first round gives two sub-agents a task each, where there are such."""
+
+
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
     """How the tool loop runs where no marker says otherwise."""
@@ -69,6 +82,13 @@ class AnswerOptions:
     """Whether each answer starts with a reasoning item."""
     odd_arguments: bool = False
     """Whether arguments are spelt in ways that a re-serialising client changes."""
+    calls: Calls = Calls.ANY
+    """Which tools are called."""
+    marker: str = ""
+    """
+    What an agent's final message begins with, so that it can be found in the output of a program:
+    `MARKER-PROMPTS-OUTPUTS`, the numbers counting user messages and tool outputs of the context.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +173,10 @@ def answer(context: Context, options: AnswerOptions | None = None) -> Answer:
         items.extend(calls)
     else:
         length = progress.tokens_wanted or options.message_tokens
-        items.append(_message(_final_text(context, dice, length), "final_answer"))
+        text = _final_text(context, dice, length)
+        if options.marker and any(_tools(context)):
+            text = f"{options.marker}-{_census(context.items)} {text}"
+        items.append(_message(text, "final_answer"))
     return _within_limit(items, context.settings.get("max_output_tokens"))
 
 
@@ -205,6 +228,11 @@ def _final_text(context: Context, dice: Dice, length: int) -> str:
     return f"[{dice.seed.hex()[:16]}] {dice.words('final', max(length - 2, 1))}".rstrip()
 
 
+def _census(items: Sequence[Item]) -> str:
+    prompts = sum(item_type(item) == "message" and item.get("role") == "user" for item in items)
+    return f"{prompts}-{sum(item_type(item) in OUTPUTS for item in items)}"
+
+
 def _is_nth(rounds_done: int, every: int) -> bool:
     return every > 0 and (rounds_done + 1) % every == 0
 
@@ -223,13 +251,36 @@ def _calls(
     usable = [tool for tool in tools if tool.name not in _LAST_RESORT] or tools
     if not left or not usable:
         return
-    both = _is_nth(progress.rounds, options.parallel_every)
+    may_delegate = options.calls is Calls.DELEGATED and _may_delegate(context, progress)
+    both = may_delegate or _is_nth(progress.rounds, options.parallel_every)
     both = both and context.settings.get("parallel_tool_calls") is not False
     for index in range(2 if both and left >= 2 else 1):
         tool = usable[dice.number(f"tool {index}", len(usable))]
-        yield _call(
-            tool, Dice(digest(dice.seed, b"call", bytes([index]))), odd=options.odd_arguments
-        )
+        thrown = Dice(digest(dice.seed, b"call", bytes([index])))
+        if options.calls is Calls.ANY:
+            yield _call(tool, thrown, odd=options.odd_arguments)
+            continue
+        names = [each.name for each in usable]
+        place = errands.delegate(names) if may_delegate else None
+        place = errands.choose(names, index) if place is None else place
+        tool = tool if place is None else usable[place]
+        yield _errand(tool, thrown, index, odd=options.odd_arguments)
+
+
+def _may_delegate(context: Context, progress: Progress) -> bool:
+    """Only before the first call of all, and never in a sub-agent."""
+    if progress.rounds:
+        return False
+    texts = (_plain_text(item.get("content")) for item in context.items if "content" in item)
+    called = any(item_type(item) in CALL_OUTPUTS for item in context.items)
+    return not called and not any(errands.SUB_TASK in text for text in texts)
+
+
+def _errand(tool: _Tool, dice: Dice, index: int, *, odd: bool) -> Item:
+    made = _call(tool, dice, odd=False)
+    if tool.kind == "custom":
+        return {**made, "input": errands.script(tool.name, dice)}
+    return {**made, "arguments": errands.arguments(tool.schema, dice, index, odd=odd)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,11 +62,13 @@ def instance(schema: Json, dice: Dice, *, odd: bool = False) -> Json:
     definitions: dict[str, Json] = {}
     if isinstance(schema, dict):
         definitions = {**schema.get("definitions", {}), **schema.get("$defs", {})}
-    return _Grower(dice, definitions, odd).value(schema, "$", "", _DEPTH_LIMIT)
+    return Grower(dice, definitions, odd).value(schema, "$", "", _DEPTH_LIMIT)
 
 
 @dataclass(frozen=True, slots=True)
-class _Grower:
+class Grower:
+    """Grows values at paths of a schema; `errands` has one that takes more care."""
+
     dice: Dice
     definitions: dict[str, Json]
     odd: bool
