@@ -7,7 +7,7 @@ keyed item by item in canonical form, so that a client which spells old items an
 well; `heads_at` gives the heads that answered exactly that history. There may be several: retries,
 forks and parallel runs of one agent share theirs until the first answer.
 
-The store is bounded in bytes and in time, and forgets the least recently used head first. A
+The store is bounded in bytes and in time, and forgets the oldest head first. A
 forgotten chain costs one full send. Every key is scoped by its principal.
 """
 
@@ -42,6 +42,7 @@ class _Entry:
     address: Address | None
     parent: _Entry | None
     size_bytes: int
+    is_held: bool = True
 
 
 class _Entries(TTLCache[int, _Entry]):
@@ -71,9 +72,10 @@ class _Entries(TTLCache[int, _Entry]):
 
 @dataclass(slots=True)
 class _Shared:
-    """What all turns of a chain have in common, held and counted once."""
+    """What all turns of a chain have in common: held and counted once, until the last one goes."""
 
     suffix: bytes
+    size_bytes: int
     users: int
 
 
@@ -93,6 +95,8 @@ class ChainStore:
         self._by_history: dict[bytes, list[_Entry]] = {}
         self._by_response: dict[tuple[str, str], _Entry] = {}
         self._shared: dict[int, _Shared] = {}
+        self._shared_bytes = 0
+        self._max_bytes = max_bytes
         self._serial = 0
         self.ids_are_unique = True
 
@@ -103,7 +107,7 @@ class ChainStore:
     @property
     def size_bytes(self) -> int:
         """How much memory the heads hold, about."""
-        return int(self._entries.currsize)
+        return int(self._entries.currsize) + self._shared_bytes
 
     def prefixes(self, principal: str, body: bytes) -> list[Prefix]:
         """Return the known beginnings of a body, longest first."""
@@ -146,6 +150,8 @@ class ChainStore:
         self._by_history.setdefault(head.history, []).append(entry)
         self._by_response[head.principal, head.response_id] = entry
         self._thin_out(entry)
+        while self.size_bytes > self._max_bytes:
+            self._entries.popitem()
 
     def forget(self, head: Head) -> None:
         """Forget a head that can't be continued any more. Forgetting twice is no error."""
@@ -164,8 +170,9 @@ class ChainStore:
         suffix = b"" if prefix is None else prefix.suffix
         shared = self._shared.get(id(head.envelope))
         if shared is None:
-            shared = self._shared[id(head.envelope)] = _Shared(suffix, 0)
-            size += head.envelope.size_bytes + len(suffix)
+            shared = _Shared(suffix, head.envelope.size_bytes + len(suffix), 0)
+            self._shared[id(head.envelope)] = shared
+            self._shared_bytes += shared.size_bytes
         shared.users += 1
         address = None
         if prefix is not None:
@@ -193,10 +200,14 @@ class ChainStore:
         entry.prefix = entry.address = None
 
     def _let_go(self, entry: _Entry) -> None:
+        if not entry.is_held:
+            return  # it was forgotten when its time was up, and expires only now
+        entry.is_held = False
         shared = self._shared[id(entry.head.envelope)]
         shared.users -= 1
         if not shared.users:
             del self._shared[id(entry.head.envelope)]
+            self._shared_bytes -= shared.size_bytes
         self._drop_prefix(entry)
         same = self._by_history.get(entry.head.history, [])
         if entry in same:
