@@ -171,6 +171,51 @@ def _demo(arguments: list[str]) -> int:
     return run_demo(options)
 
 
+def _run_agent(arguments: list[str]) -> int:
+    """Run a command with a proxy of its own."""
+    options, command = _split_command(arguments)
+    parser = _settings_parser("run")
+    parser.usage = "turnwire run [options] -- COMMAND [arguments]"
+    parsed, flags = _parsed(parser, options)
+    if not command:
+        raise ConfigError("no command to run; write it after --: turnwire run -- COMMAND")
+    # The agent has the terminal, and nobody was promised a port.
+    quiet = {"--port": "0", "--admin-port": "0", "--log-level": "error"}
+    loaded = _loaded(parsed, quiet | flags)
+    from proxy.launcher import CommandFailed, run  # noqa: PLC0415  start-up time
+
+    try:
+        return run(loaded.config, command)
+    except CommandFailed as failed:
+        return _complain(str(failed), failed.status)
+
+
+def _split_command(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Separate our own options from the command that follows `--`."""
+    if "--" not in arguments:
+        return arguments, []
+    place = arguments.index("--")
+    return arguments[:place], arguments[place + 1 :]
+
+
+def _env(arguments: list[str]) -> int:
+    """Print the lines that point an agent here."""
+    from proxy.agents import RECIPES, instructions  # noqa: PLC0415  start-up time
+
+    parser = _parser("env")
+    parser.add_argument(
+        "--for", dest="agent", default="openai", metavar="AGENT", help=", ".join(RECIPES)
+    )
+    parser.add_argument(
+        "--base-url",
+        default="http://127.0.0.1:8787/v1",
+        help="where the proxy listens (%(default)s)",
+    )
+    options = parser.parse_args(arguments)
+    _print(instructions(options.agent, options.base_url))
+    return OK
+
+
 def _version(arguments: list[str]) -> int:
     """Print the version."""
     _parser("version").parse_args(arguments)
@@ -196,6 +241,8 @@ class Command:
 
 COMMANDS = {
     "serve": Command("run the proxy", _serve),
+    "run": Command("run an agent with a proxy of its own, which ends with it", _run_agent),
+    "env": Command("print the lines that point an agent at the proxy", _env),
     "config": Command("show every setting, and where its value comes from", _config),
     "demo": Command("time an agent with and without the proxy, offline", _demo),
     "simulate": Command("run a simulated upstream, to try things without a key", _simulate),

@@ -295,6 +295,23 @@ class Metrics:
         if overhead_s is not None:
             self._overhead.observe(overhead_s)
 
+    def summary(self) -> str:
+        """Tell in one line what the turns so far saved."""
+        value = self.registry.get_sample_value
+        turns = dict.fromkeys(Mode, 0)
+        for sample in (each for metric in self._turns.collect() for each in metric.samples):
+            if sample.name == "turnwire_turns_total":
+                turns[Mode(sample.labels["mode"])] += int(sample.value)
+        sent, received = (
+            (value(f"turnwire_{side}_request_bytes_total") or 0) / 1e6
+            for side in ("upstream", "downstream")
+        )
+        return (
+            f"{sum(turns.values())} turns, of which {turns[Mode.DELTA]} as deltas, "
+            f"{turns[Mode.FULL]} in full and {turns[Mode.HTTP]} over HTTP; "
+            f"{sent:.2f} MB went up of {received:.2f} MB received"
+        )
+
     def resend(self, reason: str) -> None:
         """Count one turn sent again in full."""
         self._resends.labels(_member(Reason, reason)).inc()
