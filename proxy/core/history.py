@@ -21,12 +21,10 @@ if TYPE_CHECKING:
 
     from proxy.core.request import Envelope, TurnRequest
 
-# New items that may not follow a chain: upstream would rebuild its context from them, drop its
-# tools (both reported), or hold something twice. A reasoning item or a reference among the new
-# items is an echo that was not recognised.
-UNSAFE_NEW_TYPES = frozenset(
-    {"compaction", "compaction_trigger", "additional_tools", "reasoning", "item_reference"}
-)
+# New items that may not follow a chain: upstream would drop its tools (reported), or hold
+# something twice. A reasoning item or a reference among the new items is an echo that was not
+# recognised. Compactions, under any name, are unsafe too: upstream rebuilds its context from them.
+UNSAFE_NEW_TYPES = frozenset({"additional_tools", "reasoning", "item_reference"})
 
 CHANGED = {
     "model": Reason.CHANGED_MODEL,
@@ -168,6 +166,8 @@ def _echoes(item: Item, form: Form) -> bool:
     if item.type != form.type:
         return False
     echo = item.produced_form
+    if echo.name is not None and form.name is not None and echo.name != form.name:
+        return False
     if form.type == "reasoning":
         return _same_reasoning(echo, form)
     return echo.fields == form.fields and echo.phase in (None, form.phase)
@@ -199,7 +199,9 @@ def _judge_missing(
 def _judge_delta(output: Sequence[Form], delta: Sequence[Item]) -> Reason | None:
     if not delta:
         return Reason.NOTHING_NEW
-    if any(item.type in UNSAFE_NEW_TYPES for item in delta):
+    if not output and delta[0].is_produced:
+        return Reason.ANSWER_CHANGED  # an echo of something that we never saw
+    if any(item.type in UNSAFE_NEW_TYPES or "compaction" in item.type for item in delta):
         return Reason.UNSAFE_ITEM
     answered = {item.call_id for item in delta if item.type.endswith("_output")}
     if not pending_calls(output) <= answered:
