@@ -9,14 +9,13 @@ import struct
 from typing import TYPE_CHECKING
 
 from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from websockets.asyncio.server import Server
     from websockets.http11 import Request, Response
-
-Handler = "Callable[[ServerConnection], Awaitable[None]]"
 
 
 class Upstream:
@@ -57,7 +56,8 @@ async def upstream(
 
     async def handle(connection: ServerConnection) -> None:
         running.connections.append(connection)
-        await handler(connection)
+        with contextlib.suppress(ConnectionClosed):
+            await handler(connection)
 
     settings = {"compression": None, "ping_interval": None, "max_size": None, "close_timeout": 0.2}
     async with serve(

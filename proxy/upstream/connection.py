@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from websockets.client import ClientProtocol
     from websockets.protocol import Event
 
-_HAPPY_EYEBALLS_DELAY_S = 0.25  # RFC 8305 §8
 _SLOWEST_UPLINK_BYTES_PER_S = 32 * 1024
 
 # At DEBUG, `websockets` logs handshake headers, which are credentials, and frames, which are
@@ -433,11 +432,8 @@ async def open_connection(
         UpgradeRefused: upstream answered the handshake with an HTTP status, redirects included.
         UpstreamUnreachable: no answer, or none that makes sense.
     """
-    options: dict[str, Any] = {}
-    if ssl_context is not None:
-        options["ssl"] = ssl_context
-    if isinstance(asyncio.get_running_loop(), asyncio.BaseEventLoop):
-        options["happy_eyeballs_delay"] = _HAPPY_EYEBALLS_DELAY_S  # uvloop knows no such thing
+    # No Happy Eyeballs: uvloop has none, and asyncio's loses a socket when it is cancelled.
+    options: dict[str, Any] = {} if ssl_context is None else {"ssl": ssl_context}
     factory = functools.partial(UpstreamConnection, settings=settings, clock=clock)
     try:
         connection = await _Connect(
