@@ -363,7 +363,12 @@ class Turn:
             return self._resend_elsewhere(reason if sent else Reason.SEND_FAILED)
         if verdict is Verdict.REFUSE or (sent and verdict is Verdict.RESEND_ELSEWHERE):
             return self._refuse(reply or connection_failed_reply(), reusable=False)
-        why = Reason.TOO_LARGE if code == CLOSE_TOO_BIG else self._why_not_resent(reason)
+        if code == CLOSE_TOO_BIG:
+            why = Reason.TOO_LARGE
+        elif verdict is Verdict.FALL_BACK and not self.resends:
+            why = Reason.SEND_FAILED  # closed for a policy, which another connection would meet too
+        else:
+            why = self._why_not_resent(Reason.SEND_FAILED)
         return self._fall_back(why, ReleaseLease(reusable=False))
 
     def _can_resend(self) -> bool:
