@@ -8,7 +8,7 @@ import gc
 import http
 import random
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 from structlog.testing import capture_logs
@@ -24,12 +24,14 @@ from proxy.upstream.connection import ConnectionSettings
 from proxy.upstream.pool import Pool, PoolSettings, awake_or_not
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable, Coroutine
 
     from websockets.asyncio.server import ServerConnection
     from websockets.http11 import Request, Response
 
     from proxy.upstream.pool import Lease
+
+T = TypeVar("T")
 
 
 def principal(key: str = "a") -> Principal:
@@ -93,7 +95,9 @@ async def converse(pool: Pool, who: Principal, response_id: str) -> Want:
     return Want(lease.connection_id, response_id)
 
 
-def refusing(*statuses: int, **headers: str) -> object:
+def refusing(
+    *statuses: int, **headers: str
+) -> Callable[[ServerConnection, Request], Response | None]:
     """Refuse the first handshakes with these statuses, one each, and accept the others."""
     remaining = list(statuses)
 
@@ -473,8 +477,8 @@ async def test_an_idle_connection_makes_room_for_another_principal() -> None:
 # Cancellation.
 
 
-async def drive(coro: object, steps: int) -> Lease | None:
-    """Run a task for so many turns of the loop, then cancel it; return its lease, if it got one."""
+async def drive(coro: Coroutine[None, None, T], steps: int) -> T | None:
+    """Run a task for so many turns of the loop, then cancel it; return its result, if any."""
     task = asyncio.get_running_loop().create_task(coro)
     for _ in range(steps):
         if task.done():
@@ -768,3 +772,60 @@ def test_the_clock_goes_on() -> None:
     readings = [awake_or_not() for _ in range(100)]
 
     assert readings == sorted(readings)
+
+
+async def test_a_late_answer_never_reaches_another_turn() -> None:
+    """Cancelled after the send: the answer arrives on a connection that is nobody's any more."""
+
+    async def handler(connection: ServerConnection) -> None:
+        async for message in connection:
+            await asyncio.sleep(0)
+            await connection.send(message)
+
+    async with (
+        upstream(handler) as server,
+        pooled(server.url, max_per_principal=2, handshake_burst=10_000) as pool,
+    ):
+
+        async def leave_early(name: str) -> None:
+            lease = await pool.acquire(principal())
+            complete = False
+            try:
+                await ask(lease, name)
+                complete = True
+            finally:
+                lease.release(reusable=complete, response_id=name if complete else None)
+
+        for number in range(150):
+            await drive(leave_early(f"stale-{number}"), number % 30)
+            lease = await pool.acquire(principal())
+            assert await ask(lease, f"fresh-{number}") == f"fresh-{number}"
+            lease.release(reusable=True, response_id=f"fresh-{number}")
+
+
+async def test_a_storm_of_reconnections_is_held_to_the_handshake_budget() -> None:
+    """All connections die at once, all conversations come back at once: most go to HTTP."""
+    clock = Clock()
+    async with (
+        upstream() as server,
+        pooled(server.url, clock, handshake_burst=20, handshakes_per_s=3) as pool,
+    ):
+        leases = [await pool.acquire(principal()) for _ in range(20)]
+        wants = [Want(lease.connection_id, "r") for lease in leases]
+        for lease in leases:
+            lease.release(reusable=True, response_id="r")
+        clock.now += 2
+        for connection in server.connections:
+            reset(connection)
+        await until(lambda: sum(pool.counts().values()) == 0)
+        outcomes = await asyncio.gather(
+            *(pool.acquire(principal(), want) for want in wants), return_exceptions=True
+        )
+        refused = [outcome for outcome in outcomes if isinstance(outcome, LeaseRefused)]
+
+        assert {str(refusal.reason) for refusal in refused} == {"handshake_budget"}
+        assert len(server.requests) == 26
+        assert len(refused) == 14
+        for outcome in outcomes:
+            if not isinstance(outcome, BaseException):
+                outcome.release(reusable=True)
