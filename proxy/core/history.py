@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from proxy.core.request import Envelope, TurnRequest
 
 # New items that may not follow a chain: upstream would drop its tools (reported), or hold
-# something twice. A reasoning item or a reference among the new items is an echo that was not
-# recognised. Compactions, under any name, are unsafe too: upstream rebuilds its context from them.
-UNSAFE_NEW_TYPES = frozenset({"additional_tools", "reasoning", "item_reference"})
+# something twice. Compactions, under any name, are unsafe too: upstream rebuilds its context from
+# them.
+UNSAFE_NEW_TYPES = frozenset({"additional_tools", "item_reference"})
 
 CHANGED = {
     "model": Reason.CHANGED_MODEL,
@@ -203,6 +203,8 @@ def _judge_delta(output: Sequence[Form], delta: Sequence[Item]) -> Reason | None
         return Reason.ANSWER_CHANGED  # an echo of something that we never saw
     if any(item.type in UNSAFE_NEW_TYPES or "compaction" in item.type for item in delta):
         return Reason.UNSAFE_ITEM
+    if any(item.type == "reasoning" for item in delta):
+        return Reason.HISTORY_CHANGED  # thoughts of another answer than the one upstream holds
     answered = {item.call_id for item in delta if item.type.endswith("_output")}
     if not pending_calls(output) <= answered:
         return Reason.CALL_UNANSWERED

@@ -93,7 +93,7 @@ class Planner:
             return PassThrough(Reason.UNPARSABLE)
 
     def _plan(self, principal: str, body: bytes) -> Plan:
-        refusals: list[Mismatch] = []
+        refusals: dict[Head, Mismatch] = {}
         for known in self.store.prefixes(principal, body)[:PREFIXES_TRIED]:
             request = parse_tail(body, known, self.fingerprints)
             if request is None:
@@ -103,10 +103,12 @@ class Planner:
         parsed = parse_body(body, self.fingerprints.root(principal), self.fingerprints)
         if not isinstance(parsed, TurnRequest):
             return PassThrough(parsed)
-        return self._attempt(principal, parsed, refusals) or self._start(parsed, refusals)
+        return self._attempt(principal, parsed, refusals) or self._start(
+            parsed, list(refusals.values())
+        )
 
     def _attempt(
-        self, principal: str, request: TurnRequest, refusals: list[Mismatch]
+        self, principal: str, request: TurnRequest, refusals: dict[Head, Mismatch]
     ) -> Plan | None:
         """Return the plan if this reading of the body settles it, else note why it does not."""
         envelope = request.envelope
@@ -115,17 +117,17 @@ class Planner:
         if envelope.previous_response_id is not None:
             return self._follow_client(principal, request)
         for place, head in self._candidates(request):
+            if head in refusals:
+                continue  # refused already, where fewer of the items had been looked at
             outcome = match(head, envelope, request.items[place:], self.policy)
-            if isinstance(outcome, Match):
-                held = self.held(head)
-                if held is None or self.may_hydrate(head):
-                    return self._continue(request, head, outcome.delta)
-                outcome = Mismatch(held)
-            refusals.append(outcome)
+            held = self.held(head)
+            if isinstance(outcome, Match) and (held is None or self.may_hydrate(head)):
+                return self._continue(request, head, outcome.delta)
+            refusals[head] = _refusal(outcome, held)
         return None
 
     def _continue(self, request: TurnRequest, head: Head, delta: Sequence[Item]) -> Plan:
-        if sum(len(item.raw) for item in delta) > self.max_message_bytes:
+        if request.delta_message_bytes(head.response_id, delta) > self.max_message_bytes:
             return PassThrough(Reason.TOO_LARGE, request)
         return Continue(request, head, delta)
 
@@ -154,6 +156,22 @@ class Planner:
         telling = next((r for r in refusals if r.reason is not Reason.REPEATED), refusals[0])
         gaps = tuple(gap for refusal in refusals for gap in refusal.gaps)
         return Start(request, telling.reason, gaps)
+
+
+def _refusal(outcome: Match | Mismatch, held: Reason | None) -> Mismatch:
+    """
+    Say why a head is not continued, as a person would.
+
+    Where its connection went on to a later response, so did the client, and what differs from what
+    upstream holds lies further back: an old answer changed, or other answers that follow it now.
+    """
+    went_on = held is Reason.CHAIN_ADVANCED
+    if isinstance(outcome, Mismatch):
+        is_old = went_on and outcome.reason is Reason.ANSWER_CHANGED
+        return Mismatch(Reason.HISTORY_CHANGED, outcome.gaps) if is_old else outcome
+    if went_on and any(item.is_produced for item in outcome.delta):
+        return Mismatch(Reason.HISTORY_CHANGED)
+    return Mismatch(held or Reason.HISTORY_CHANGED)
 
 
 def _unknown(request: TurnRequest) -> Reason:

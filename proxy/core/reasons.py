@@ -44,7 +44,7 @@ class Reason(enum.StrEnum):
     REASONING_DROPPED = "reasoning_dropped", "reasoning items are missing and the policy is resend"
     CALL_UNANSWERED = "call_unanswered", "a tool call of the last answer has no output yet"
     NOTHING_NEW = "nothing_new", "the request adds no item to what upstream holds"
-    UNSAFE_ITEM = "unsafe_item", "the new items hold a compaction, a reference or reasoning"
+    UNSAFE_ITEM = "unsafe_item", "the new items hold a compaction, a reference or tools"
     COMPACTED = "compacted", "the chain's history was compacted"
     CHANGED_MODEL = "changed_model", "`model` differs from the chain's"
     CHANGED_INSTRUCTIONS = "changed_instructions", "`instructions` differ from the chain's"

@@ -255,7 +255,7 @@ DELTAS: dict[str, tuple[list[Any], list[Any], Reason]] = {
     "compaction by another name": ([M], [{"type": "context_compaction"}], Reason.UNSAFE_ITEM),
     "compaction trigger": ([M], [{"type": "compaction_trigger"}], Reason.UNSAFE_ITEM),
     "additional tools": ([M], [{"type": "additional_tools", "tools": []}], Reason.UNSAFE_ITEM),
-    "reasoning": ([M], [user("b"), reasoning(2), message("c")], Reason.UNSAFE_ITEM),
+    "reasoning": ([M], [user("b"), reasoning(2), message("c")], Reason.HISTORY_CHANGED),
     "reference": ([M], [reference("msg_8")], Reason.UNSAFE_ITEM),
     "reference without a type": ([M], [{"id": "msg_8"}], Reason.UNSAFE_ITEM),
     "an answer that we never saw": ([], [M, user("b")], Reason.ANSWER_CHANGED),
