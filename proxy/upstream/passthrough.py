@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import socket
 import struct
 import urllib.request
@@ -65,6 +66,10 @@ _MAX_REPLY_FIELDS: Final = 512
 
 # An idle close that crosses a request shows within a round trip; this is a generous one.
 _STALE_WITHIN_S: Final = 1.0
+
+# A larger body is written piece by piece: in one piece it would all be copied to the transport at
+# once, and aiohttp warns of that (a ResourceWarning).
+_ONE_WRITE_BYTES: Final = 512 * 1024
 
 # An upstream that vanished without a word is noticed within about a minute, replies or not.
 _KEEPALIVE_IDLE_S: Final = 30
@@ -333,11 +338,14 @@ class Passthrough:
         attempt: _Attempt,
     ) -> aiohttp.ClientResponse:
         assert self._session is not None, "use Passthrough as a context manager"
+        sent: bytes | io.BytesIO | _Upload | None = data
+        if isinstance(data, bytes) and len(data) > _ONE_WRITE_BYTES:
+            sent = io.BytesIO(data)
         return await self._session.request(
             method,
             url,
             headers=headers,
-            data=data,
+            data=sent,
             allow_redirects=False,
             trace_request_ctx=attempt,
         )
