@@ -46,7 +46,6 @@ class Stack:
     sim: Simulator
     proxy: Turnwire
     log: CapturingLogger
-    trouble: list[str] = field(default_factory=list)
     agents: list[Agent] = field(default_factory=list)
 
     @property
@@ -133,19 +132,31 @@ async def stack(
     `config` are sections and settings of the proxy's configuration, `clock` is the simulator's.
     Errors that libraries report are forgiven if they contain one of the words in `tolerates`.
     """
-    async with Simulator(sim, clock=clock) as simulator:
-        settings = {"upstream": simulator.base_url, "port": 0, "admin_port": 0} | config
-        proxy = Turnwire(Config(**settings))
-        log = proxy.log = CapturingLogger()
+    async with (
+        Simulator(sim, clock=clock) as simulator,
+        serving(simulator.base_url, tolerates=tolerates, **config) as (proxy, log),
+    ):
         running = Stack(simulator, proxy, log)
-        with _watching(running.trouble):
-            async with proxy:
-                try:
-                    yield running
-                finally:
-                    for agent in running.agents:
-                        await agent.close()
-    trouble = [line for line in running.trouble if not any(word in line for word in tolerates)]
+        try:
+            yield running
+        finally:
+            for agent in running.agents:
+                await agent.close()
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    upstream: str, *, tolerates: Sequence[str] = (), **config: Any
+) -> AsyncIterator[tuple[Turnwire, CapturingLogger]]:
+    """Run a proxy alone, in front of `upstream`; also give what it logs. See `stack`."""
+    settings = {"upstream": upstream, "port": 0, "admin_port": 0} | config
+    proxy = Turnwire(Config(**settings))
+    log = proxy.log = CapturingLogger()
+    trouble: list[str] = []
+    with _watching(trouble):
+        async with proxy:
+            yield proxy, log
+    trouble = [line for line in trouble if not any(word in line for word in tolerates)]
     assert not trouble, trouble
     severe = [call for call in log.calls if call.method_name in ("error", "exception", "critical")]
     assert not severe, severe
