@@ -345,6 +345,14 @@ def test_a_rest_that_proves_nothing_is_read_as_a_whole(raw: bytes) -> None:
     assert follow(START + b"]}", raw) is None
 
 
+def test_a_body_cut_off_where_it_looks_complete() -> None:
+    """An item may end as the whole body does; what is cut off after it is no retry."""
+    whole = b'{"input":[{"role":"user","content":[1]}]}'
+
+    assert follow(whole, whole) is not None
+    assert follow(whole, whole[:-2]) is None
+
+
 def test_compactions_stay_in_sight() -> None:
     """A trigger anywhere in the history is known later on, however it is spelled."""
     trigger = b'{"type":"compaction\\u005ftrigger"}'
