@@ -88,6 +88,7 @@ class AnswerOptions:
     """
     What an agent's final message begins with, so that it can be found in the output of a program:
     `MARKER-PROMPTS-OUTPUTS`, the numbers counting user messages and tool outputs of the context.
+    Answers in JSON and answers to requests without tools go without.
     """
 
 
@@ -173,9 +174,7 @@ def answer(context: Context, options: AnswerOptions | None = None) -> Answer:
         items.extend(calls)
     else:
         length = progress.tokens_wanted or options.message_tokens
-        text = _final_text(context, dice, length)
-        if options.marker and any(_tools(context)):
-            text = f"{options.marker}-{_census(context.items)} {text}"
+        text = _final_text(context, dice, length, options.marker)
         items.append(_message(text, "final_answer"))
     return _within_limit(items, context.settings.get("max_output_tokens"))
 
@@ -219,13 +218,14 @@ def _message(text: str, phase: str) -> Item:
     return {**message, "content": [part]}
 
 
-def _final_text(context: Context, dice: Dice, length: int) -> str:
+def _final_text(context: Context, dice: Dice, length: int, marker: str) -> str:
     form = (context.settings.get("text") or {}).get("format") or {}
     if form.get("type") == "json_schema":
         return dumps(instance(form.get("schema"), dice))
     if form.get("type") == "json_object":
         return dumps({"context": dice.seed.hex()})
-    return f"[{dice.seed.hex()[:16]}] {dice.words('final', max(length - 2, 1))}".rstrip()
+    mark = f"{marker}-{_census(context.items)} " if marker and any(_tools(context)) else ""
+    return f"{mark}[{dice.seed.hex()[:16]}] {dice.words('final', max(length - 2, 1))}".rstrip()
 
 
 def _census(items: Sequence[Item]) -> str:

@@ -1,0 +1,36 @@
+// The Vercel AI SDK 5, 6 or 7 with its own agent loop. MODE: generate | stream. STORE. SYSTEM: the
+// name of the option for instructions.
+import { BASE_URL, INSTRUCTIONS, KEY, MODE, MODEL, PROMPTS, STORE, final, use } from './common.mjs';
+const { generateText, isStepCount, stepCountIs, streamText, tool } = await import('ai');
+const { createOpenAI } = await import('@ai-sdk/openai');
+const { z } = await import('zod');
+
+const inputSchema = z.object({ city: z.string() });
+const make = (name) => tool({ description: name, inputSchema, execute: async ({ city }) => use(name, city) });
+const openai = { reasoningSummary: 'auto', ...(STORE === undefined ? {} : { store: STORE }) };
+const messages = [];
+const options = {
+  model: createOpenAI({ baseURL: BASE_URL, apiKey: KEY })(MODEL),
+  tools: { get_weather: make('get_weather'), get_time: make('get_time') },
+  messages,
+  [process.env.SYSTEM ?? 'instructions']: INSTRUCTIONS,
+  stopWhen: (stepCountIs ?? isStepCount)(8),
+  providerOptions: { openai },
+};
+
+async function ask() {
+  if (MODE === 'generate') {
+    const result = await generateText(options);
+    return [result.text, result.responseMessages ?? result.response.messages];
+  }
+  const result = streamText({ ...options, onError: ({ error }) => { throw error; } });
+  for await (const _ of result.fullStream ?? result.stream);
+  return [await result.text, (await result.responseMessages) ?? (await result.response).messages];
+}
+
+for (const prompt of PROMPTS) {
+  messages.push({ role: 'user', content: prompt });
+  const [text, made] = await ask();
+  messages.push(...made);
+  final(text);
+}
