@@ -12,9 +12,10 @@ Turnwire: a local reverse proxy that turns stateless Responses requests into Web
 
 Who may import whom, from top to bottom (a machine checks it):
 
-    cli > demo > app > downstream | simulator > upstream > observe > config > core > errors
+    cli > demo | launcher > agents | app > downstream | simulator
+        > upstream > observe > config > core > errors
 
-`core` decides and does no I/O: it has no clock, no socket, no log, and its tests need no event loop.
+`core` decides and does no I/O: it has no clock, no socket and no log, and its tests need no loop.
 `upstream` and `downstream` carry out. `observe` watches, and nobody waits for it. `simulator` is a
 Responses API of its own that judges the rest and therefore shares no code with it.
 

@@ -195,6 +195,7 @@ def pool_settings(config: Config) -> PoolSettings:
             spare_per_principal=connections.spare_per_principal,
             handshakes_per_s=connections.handshakes_per_s,
             handshake_burst=connections.handshake_burst,
+            yield_after_s=connections.yield_after_s,
         ),
         life=LifePolicy(
             ping_interval_s=websocket.ping_interval_s,

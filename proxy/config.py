@@ -336,6 +336,12 @@ class ConnectionsConfig(Section):
         ge=1,
         description="Handshakes of one principal that may come at once.",
     )
+    yield_after_s: Seconds = Field(
+        default=30,
+        gt=0,
+        description="Seconds without a turn after which a continued chain gives its connection to a"
+        " new conversation, if there is no other.",
+    )
 
 
 class MatchingConfig(Section):

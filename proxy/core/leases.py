@@ -14,7 +14,7 @@ chain its connection holds, so it should get the one whose chain is worth the le
     4. a new connection, if the limits allow; where the total is reached, in place of another
        principal's longest unused connection without an established chain
     5. the principal's longest unused idle chain that was never continued; or an established one
-       that was idle for longer than `nursery_ttl_s`
+       that was idle for longer than `yield_after_s`
     6. none, and why
 
 So a thousand one-shot requests take turns on a few connections, and do not push out conversations
@@ -56,6 +56,7 @@ class LeaseLimits:
     spare_per_principal: int = 1
     handshakes_per_s: float = 3.0
     handshake_burst: int = 32
+    yield_after_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +348,7 @@ class LeaseBook:
         return _longest_unused(
             record
             for record in usable
-            if record.is_established and now - record.last_used_at > self._policy.nursery_ttl_s
+            if record.is_established and now - record.last_used_at > self._limits.yield_after_s
         )
 
     # Private: bookkeeping.

@@ -212,7 +212,7 @@ class Driver:
         if self.sent_at is None:
             self.sent_at = self._loop.time()
         try:
-            await lease.connection.send_message(message)
+            await self._hand_over(message, lease)
             async with asyncio.timeout(self._services.timing.first_event_timeout_s):
                 return await self._first_event(self._reader)
         except ConnectionLost as lost:
@@ -221,6 +221,15 @@ class Driver:
             return t.Silent()
         except ProtocolFault:
             return t.Broken()
+
+    @staticmethod
+    async def _hand_over(message: bytes, lease: Lease) -> None:
+        try:
+            await lease.connection.send_message(message)
+        except ConnectionLost as lost:
+            if not lost.sent:
+                raise
+            # What upstream said before it closed may have arrived: the reader comes to the end.
 
     async def _first_event(self, reader: ReplyReader) -> t.Event:
         connection = self._held_lease().connection

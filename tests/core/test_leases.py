@@ -202,9 +202,9 @@ def test_at_its_own_limit_a_principal_gives_up_its_longest_unused_chain() -> Non
     assert leases.assign("a", None, 3.0) == Grant(old, holds_chain=False)
 
 
-def test_an_established_chain_is_given_up_only_after_a_long_rest() -> None:
-    """Until then the new conversation goes to HTTP."""
-    leases = book(max_per_principal=2)
+def test_an_established_chain_yields_only_after_a_rest() -> None:
+    """Until then the new conversation goes to HTTP: the chain is probably in a tool call."""
+    leases = book(max_per_principal=2, yield_after_s=300.0)
     old = chain(leases, "old", now=1.0, turns=3)
     chain(leases, "new", now=2.0, turns=2)
 
@@ -606,7 +606,7 @@ class LeaseMachine(RuleBasedStateMachine):
             assert is_surplus or not could_open or self.tokens_are_short(principal)
         else:
             assert not nursing
-            assert self.now - used_at > POLICY.nursery_ttl_s
+            assert self.now - used_at > self.limits.yield_after_s
             assert not could_open or self.tokens_are_short(principal)
 
     def tokens_are_short(self, principal: str) -> bool:
