@@ -39,10 +39,9 @@ def _integer(text: str) -> int | Number:
 def _number(text: str) -> Number:
     try:
         sign, digits, exponent = Decimal(text).as_tuple()
-    except InvalidOperation:
+    except InvalidOperation:  # an exponent beyond all bounds
         return Number(text)
-    if not isinstance(exponent, int):
-        return Number(text)
+    assert isinstance(exponent, int), "JSON has no infinity"
     minus = "-" if sign else ""
     written = "".join(map(str, digits))
     significant = written.rstrip("0")

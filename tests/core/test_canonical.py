@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.canonical import parse, write
+from proxy.core.canonical import JSON, parse, write
 
 # Each row is one value in several spellings; no two rows mean the same.
 ROWS: list[list[str]] = [
@@ -145,6 +145,16 @@ def test_deep_nesting_is_read_and_written_or_refused(depth: int) -> None:
     except ValueError:
         return
     assert form.count("[") == depth
+
+
+def test_what_is_too_deep_to_write_is_refused() -> None:
+    """A parser may reach deeper than Python's stack does."""
+    value: JSON = []
+    for _ in range(5000):
+        value = [value]
+
+    with pytest.raises(ValueError, match="too deeply"):
+        write(value)
 
 
 SCALARS = (

@@ -96,6 +96,16 @@ def test_lengths_around_a_power_of_two() -> None:
             assert found == ([] if filed is None else [prefix]), (length, more)
 
 
+def test_a_prefix_that_is_longer_than_the_body() -> None:
+    """It may be filed beside a shorter one, which is found all the same."""
+    index = PrefixIndex(SEED)
+    prefixes = [replace(prefix_of(GROWN[0]), length=length) for length in (300, 400)]
+    for prefix in prefixes:
+        index.put("p", b"x" * 400, prefix)
+
+    assert index.find("p", b"x" * 350) == prefixes[:1]
+
+
 def test_a_prefix_of_the_same_bytes_takes_the_place() -> None:
     """The latest turn that had these bytes is the one that is found; the older goes unnoticed."""
     index = filed(GROWN[0])
