@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http
+import random
 import socket
 import ssl
 import time
@@ -672,3 +673,76 @@ async def test_nothing_private_is_logged_or_shown(caplog: pytest.LogCaptureFixtu
 
     assert "hunter2" not in "".join(ours) + shown
     assert "secret" not in "".join(ours) + shown
+
+
+# Cutting frames from the read buffer.
+
+
+def frames_of(messages: list[str], rng: random.Random) -> bytes:
+    """Write messages as frames: short and long ones, fragments, pings in between."""
+    stream = b""
+    for message in messages:
+        data = message.encode()
+        if rng.random() < 0.2:
+            stream += Frame(Opcode.PING, b"p").serialize(mask=False)
+        if rng.random() < 0.2 and len(data) > 1:
+            place = rng.randrange(1, len(data))
+            stream += Frame(Opcode.TEXT, data[:place], fin=False).serialize(mask=False)
+            if rng.random() < 0.5:
+                stream += Frame(Opcode.PONG, b"").serialize(mask=False)
+            stream += Frame(Opcode.CONT, data[place:]).serialize(mask=False)
+        else:
+            stream += Frame(Opcode.TEXT, data).serialize(mask=False)
+    return stream
+
+
+@pytest.mark.parametrize("seed", range(60))
+async def test_messages_are_the_same_however_the_stream_is_split(seed: int) -> None:
+    """Frames cut from the buffer and frames read by the library make one sequence, whole."""
+    rng = random.Random(seed)
+    sizes = [0, 1, 2, 125, 126, 127, 200, 5000, 65_535, 65_536, 70_000]
+    messages = ["\u00e9" * rng.randrange(3) + "x" * rng.choice(sizes) for _ in range(12)]
+    stream = frames_of(messages, rng)
+    received: list[bytes] = []
+    async with upstream() as server, connected(server.url) as connection:
+        at = 0
+        while at < len(stream):
+            size = rng.choice([1, 2, 3, 7, 130, 4096, 65_536, 1 << 20])
+            connection.data_received(stream[at : at + size])
+            at += size
+            if rng.random() < 0.5 and connection._messages:
+                received += await connection.receive()
+        while connection._messages:
+            received += await connection.receive()
+
+        assert [message.decode() for message in received] == messages
+        assert connection.is_quiet
+
+
+BAD_FRAMES = [
+    b"\x81\x82\x00\x00\x00\x00hi",  # masked, as no server may
+    b"\xc1\x02hi",  # compressed, though nothing was agreed
+    b"\x83\x00",  # an opcode that does not exist
+    b"\x81\xff",  # masked, and long
+]
+
+
+@pytest.mark.parametrize("bad", BAD_FRAMES)
+async def test_what_comes_before_a_bad_frame_is_received_first(bad: bytes) -> None:
+    """The library judges what is not cut; whole messages before it are not lost."""
+    async with upstream() as server, connected(server.url) as connection:
+        connection.data_received(b"\x81\x02ok" + bad)
+        messages, code = await receive_all(connection)
+
+    assert messages == [b"ok"]
+    assert code == 1002
+
+
+@pytest.mark.parametrize("part", [b"\x81", b"\x81\x05he", b"\x81\x7e\x00", b"\x81\x7f\x00"])
+async def test_half_a_frame_is_not_quiet(part: bytes) -> None:
+    """A connection whose next message has begun to arrive is no connection for another turn."""
+    async with upstream() as server, connected(server.url) as connection:
+        assert connection.is_quiet
+        connection.data_received(part)
+
+        assert not connection.is_quiet
