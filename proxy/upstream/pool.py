@@ -429,7 +429,9 @@ class Pool:
 
     def _keep_ticking(self) -> None:
         if self._ticker is None and self._connections:
-            self._ticker = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+            # A gap between ticks that is longer than a ping's deadline counts as a stop of ours.
+            tick_s = min(_TICK_S, self._settings.life.ping_timeout_s / 3)
+            self._ticker = asyncio.get_running_loop().call_later(tick_s, self._tick)
 
     def _tick(self) -> None:
         self._ticker = None
