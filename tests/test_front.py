@@ -471,7 +471,8 @@ async def test_silence_is_filled_with_comments():
     """In a long silence a stream carries comment lines, which belong to no event."""
     async with stack(reply={"keepalive_s": 0.01}) as s:
         s.sim.faults.arm(SlowStream(gap_ms=40))
-        got = await post(s, json.dumps(BODY | {"stream": True}).encode())
+        terse = {"stream": True, "input": "[calls=0] [tokens=2] Slowly."}
+        got = await post(s, json.dumps(BODY | terse).encode())
 
         assert b"\n: keep-alive\n" in got.body
         assert b": keep-alive\n\n" not in got.body
