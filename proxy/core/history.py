@@ -129,7 +129,7 @@ def match(
 
 def changed_settings(old: Envelope, new: Envelope, policy: MatchingPolicy) -> Reason | None:
     """Return the reason for the most telling setting that differs, or None if none does."""
-    if old is new:
+    if old is new or old.fingerprints == new.fingerprints:
         return None
     keys = {
         key
@@ -224,10 +224,13 @@ def pending_calls(output: Sequence[Form]) -> set[str]:
 
 def _gaps(missing: Sequence[Form], following: Sequence[Item]) -> tuple[Gap, ...]:
     """Find items of the answer that came back recognisable but unequal."""
+    known = {form.call_id or form.sealed for form in missing} - {None}
+    echoes = [item.produced_form for item in following if known and item.is_produced]
     return tuple(
         Gap(_differing(form, echo))
+        for echo in echoes
+        if (echo.call_id or echo.sealed) in known
         for form in missing
-        for echo in (item.produced_form for item in following if item.is_produced)
         if echo.type == form.type and _surely_the_same(form, echo) and _differing(form, echo)
     )
 

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 # settle is looked for item by item.
 PREFIXES_TRIED = 2
 
+# Of the heads that can't be used, so many are looked at for a reason to name. A thousand runs of
+# one agent leave thousands of them behind, all with one history.
+REASONS_SOUGHT = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Continue:
@@ -103,26 +107,39 @@ class Planner:
         parsed = parse_body(body, self.fingerprints.root(principal), self.fingerprints)
         if not isinstance(parsed, TurnRequest):
             return PassThrough(parsed)
-        return self._attempt(principal, parsed, refusals) or self._start(
-            parsed, list(refusals.values())
-        )
+        if (plan := self._attempt(principal, parsed, refusals)) is not None:
+            return plan
+        longest_first = sorted(refusals, key=lambda head: -head.item_count)
+        return self._start(parsed, [refusals[head] for head in longest_first])
 
     def _attempt(
         self, principal: str, request: TurnRequest, refusals: dict[Head, Mismatch]
     ) -> Plan | None:
-        """Return the plan if this reading of the body settles it, else note why it does not."""
+        """
+        Return the plan if this reading of the body settles it, else note why it does not.
+
+        Whether a head can be used is known at once, and of how many is bounded by the number of
+        connections; only then is its answer compared.
+        """
         envelope = request.envelope
         if envelope.ineligible is not None:
             return PassThrough(envelope.ineligible, request)
         if envelope.previous_response_id is not None:
             return self._follow_client(principal, request)
+        unusable: list[tuple[Head, int, Reason]] = []
         for place, head in self._candidates(request):
             if head in refusals:
                 continue  # refused already, where fewer of the items had been looked at
-            outcome = match(head, envelope, request.items[place:], self.policy)
             held = self.held(head)
-            if isinstance(outcome, Match) and (held is None or self.may_hydrate(head)):
+            if held is not None and not self.may_hydrate(head):
+                unusable.append((head, place, held))
+                continue
+            outcome = match(head, envelope, request.items[place:], self.policy)
+            if isinstance(outcome, Match):
                 return self._continue(request, head, outcome.delta)
+            refusals[head] = _refusal(outcome, held)
+        for head, place, held in unusable[:REASONS_SOUGHT]:
+            outcome = match(head, envelope, request.items[place:], self.policy)
             refusals[head] = _refusal(outcome, held)
         return None
 

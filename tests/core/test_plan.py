@@ -315,6 +315,18 @@ def test_two_conversations_with_one_opening_and_one_answer() -> None:
     assert connections == {1, 2}
 
 
+def test_many_runs_of_one_agent() -> None:
+    """However many chains have the same history, the one that can be used is found, or a reason."""
+    rig = Rig()
+    for _ in range(30):
+        rig.turn(body(U1), [A1])
+    last = [rig.turn(body(U1, A1, U2), [A2]) for _ in range(30)]
+
+    assert {turned.connection for turned in last} == set(range(1, 31))
+    late = rig.turn(body(U1, A1, U3), [A2])
+    assert (late.reason, late.connection) == (Reason.CHAIN_ADVANCED, 31)
+
+
 def test_two_tails_of_one_history() -> None:
     """The first to come continues; the other one forks, in full, and goes on by itself."""
     rig = talked(Rig())
