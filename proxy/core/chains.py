@@ -138,9 +138,7 @@ class ChainStore:
         latest one only, so the older head is forgotten, and `ids_are_unique` turns False: from
         then on an id must not be used away from its connection.
         """
-        if (older := self._by_response.get((head.principal, head.response_id))) is not None:
-            self.ids_are_unique = False
-            self.forget(older.head)
+        self.outdate(head.principal, head.response_id)
         entry = self._make_entry(head, body, prefix, parent)
         try:
             self._entries[entry.serial] = entry
@@ -152,6 +150,12 @@ class ChainStore:
         self._thin_out(entry)
         while self.size_bytes > self._max_bytes:
             self._entries.popitem()
+
+    def outdate(self, principal: str, response_id: str) -> None:
+        """Forget the head that had this id until another response of the principal took it."""
+        if (older := self._by_response.get((principal, response_id))) is not None:
+            self.ids_are_unique = False
+            self.forget(older.head)
 
     def forget(self, head: Head) -> None:
         """Forget a head that can't be continued any more. Forgetting twice is no error."""

@@ -361,6 +361,8 @@ class Driver:
             connection_id=lease.connection_id,
         )
         if head is None:
+            # It can't be continued; an older head of the same id must not be taken for it.
+            self._services.store.outdate(self._principal.key, reader.response_id)
             return
         chained = isinstance(self._plan, FollowClient)
         if chained:

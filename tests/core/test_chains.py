@@ -99,6 +99,21 @@ def test_a_repeated_id_names_the_latest_response() -> None:
     assert store.head_of("q", "resp_1") is elsewhere
 
 
+def test_an_id_taken_by_an_answer_that_makes_no_head() -> None:
+    """The head that had the id is not what the connection holds any more."""
+    store = make_store()
+    record(store, "resp_1", FIRST)
+
+    store.outdate("q", "resp_1")
+    store.outdate("p", "resp_2")
+    assert store.head_of("p", "resp_1")
+    assert store.ids_are_unique
+
+    store.outdate("p", "resp_1")
+    assert store.head_of("p", "resp_1") is None
+    assert not store.ids_are_unique
+
+
 def test_forgetting() -> None:
     """A forgotten head is nowhere; forgetting twice, or its namesake, is no error."""
     store = make_store()
