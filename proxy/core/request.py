@@ -351,9 +351,7 @@ def fold(history: bytes, items: Sequence[Item], fingerprints: Fingerprinter) -> 
 
 def _holds_trigger(items: Sequence[Item]) -> bool:
     # Parsing every item would cost more than all the rest: only what may spell the word is parsed.
-    return any(
-        item.type == "compaction_trigger" for item in items if _may_spell_trigger(item.raw)
-    )
+    return any(item.type == "compaction_trigger" for item in items if _may_spell_trigger(item.raw))
 
 
 def _may_spell_trigger(raw: bytes) -> bool:
