@@ -145,7 +145,10 @@ def changed_settings(old: Envelope, new: Envelope, policy: MatchingPolicy) -> Re
 
 def _take_echo(output: Sequence[Form], following: Sequence[Item]) -> tuple[int, list[Form]]:
     """
-    Take the echo of `output` from the beginning of `following`, in whatever order it comes.
+    Take the echo of `output` from the beginning of `following`.
+
+    Clients were seen to put calls before the text, and reasoning anywhere; but what the client
+    makes of the order of two texts, or of two calls, is its own and counts.
 
     Returns how many items it took, and the output items that were not among them.
     """
@@ -153,11 +156,20 @@ def _take_echo(output: Sequence[Form], following: Sequence[Item]) -> tuple[int, 
     taken = 0
     for item in following:
         place = next((i for i, form in enumerate(missing) if _echoes(item, form)), None)
-        if place is None:
+        if place is None or _overtakes(missing[place], missing[:place]):
             break
         del missing[place]
         taken += 1
     return taken, missing
+
+
+def _overtakes(form: Form, earlier: Sequence[Form]) -> bool:
+    if form.type == "reasoning":
+        return False
+    is_text = form.type == "message"
+    return any(
+        (other.type == "message") == is_text for other in earlier if other.type != "reasoning"
+    )
 
 
 def _echoes(item: Item, form: Form) -> bool:

@@ -178,6 +178,7 @@ CHANGED: dict[str, tuple[list[Any], Reason]] = {
     "text and reasoning dropped": ([C, D], Reason.TEXT_DROPPED),
     "phase changed": ([R, {**M, "phase": "final_answer"}, C, D], Reason.ANSWER_CHANGED),
     "interleaved": ([R, M, C, output(1), D], Reason.ANSWER_CHANGED),
+    "calls in another order": ([R, M, D, C], Reason.ANSWER_CHANGED),
     "a question in between": ([R, M, user("b"), C, D], Reason.ANSWER_CHANGED),
     "foreign reasoning": ([reasoning(9), M, C, D], Reason.ANSWER_CHANGED),
     "a reference to something else": ([reference("rs_9"), M, C, D], Reason.ANSWER_CHANGED),
@@ -202,6 +203,20 @@ def test_reasoning_that_the_client_drops() -> None:
         assert isinstance(judge(answer, following), Match)
         assert judge(answer, following, STRICT) == Mismatch(Reason.REASONING_DROPPED)
     assert isinstance(judge(answer, [*answer, output(1)], STRICT), Match)
+
+
+def test_the_order_of_like_things_counts() -> None:
+    """Two texts, or two calls of whatever kind, are not the same the other way round."""
+    one, two = message("one"), message("two", number=2)
+    custom = call(3, kind="custom_tool_call")
+    outputs = [output(1), output(3, kind="custom_tool_call_output")]
+    answer = [one, C, two, custom]
+
+    assert isinstance(judge(answer, [*answer, *outputs]), Match)
+    assert isinstance(judge(answer, [C, custom, one, two, *outputs]), Match)
+    assert isinstance(judge(answer, [two, C, one, custom, *outputs]), Mismatch)
+    assert isinstance(judge(answer, [one, custom, two, C, *outputs]), Mismatch)
+    assert isinstance(judge([one, one], [one, one, user("b")]), Match)
 
 
 def test_dropped_text_by_policy() -> None:
