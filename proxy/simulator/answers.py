@@ -252,6 +252,9 @@ def _calls(
     if not left or not usable:
         return
     may_delegate = options.calls is Calls.DELEGATED and _may_delegate(context, progress)
+    if options.calls is Calls.DELEGATED and (waits := list(_waits(context, usable, dice))):
+        yield from waits
+        return
     both = may_delegate or _is_nth(progress.rounds, options.parallel_every)
     both = both and context.settings.get("parallel_tool_calls") is not False
     for index in range(2 if both and left >= 2 else 1):
@@ -274,6 +277,19 @@ def _may_delegate(context: Context, progress: Progress) -> bool:
     texts = (_plain_text(item.get("content")) for item in context.items if "content" in item)
     called = any(item_type(item) in CALL_OUTPUTS for item in context.items)
     return not called and not any(errands.SUB_TASK in text for text in texts)
+
+
+def _waits(context: Context, tools: Sequence[_Tool], dice: Dice) -> Iterator[Item]:
+    """A call for each sub-agent in the background, in the round after they were started."""
+    outputs = []
+    for item in reversed(context.items):
+        if item_type(item) not in OUTPUTS:
+            break
+        outputs.append(_plain_text(item.get("output")))
+    names = [tool.name for tool in tools]
+    for index, agent in enumerate(errands.agents_to_wait_for(names, outputs[::-1])):
+        made = _call(tools[names.index(errands.WAIT)], Dice(dice.seed + bytes([index])), odd=False)
+        yield {**made, "arguments": dumps({"targets": [agent], "timeout_ms": 30_000})}
 
 
 def _errand(tool: _Tool, dice: Dice, index: int, *, odd: bool) -> Item:

@@ -10,6 +10,7 @@ Only required arguments are given: an optional one may ask for leave, a timeout 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,9 @@ READERS = tuple(_READER_NAMES.split())
 DELEGATES = tuple(_DELEGATE_NAMES.split())
 """Names of tools that give a sub-agent a task."""
 
+WAIT = "wait_agent"
+"""The name of a tool that waits for sub-agents."""
+
 SUB_TASK = "Sub-task"
 """How the task of a sub-agent begins: one that reads this has no sub-agents of its own."""
 
@@ -50,9 +54,12 @@ _SCRIPTS = {
 }
 """What a tool without arguments is given, where that is not a command itself."""
 
+_AGENT_ID = re.compile(r'"agent_id":\s*"([0-9a-f-]{36})"')
+
 _PATH_NAMES = frozenset({"file", "filename", "file_name", "dirpath", "directory"})
 _COMMAND_NAMES = frozenset({"command", "cmd", "commands", "script"})
 _KIND_NAMES = frozenset({"subagent_type", "agent_type", "subagent"})
+_FORK = "fork_context"  # a sub-agent that starts with its parent's history
 _TASK_NAMES = frozenset({"prompt", "message", "task", "instructions"})
 
 
@@ -69,6 +76,17 @@ def choose(names: Sequence[str], index: int) -> int | None:
 def delegate(names: Sequence[str]) -> int | None:
     """The place of a tool that gives a sub-agent a task, or None."""
     return next((names.index(name) for name in DELEGATES if name in names), None)
+
+
+def agents_to_wait_for(names: Sequence[str], outputs: Sequence[str]) -> list[str]:
+    """
+    The ids of sub-agents that were started in the background, as the outputs tell them.
+
+    Empty unless there is a tool that waits for them: where there is none, an output is a result.
+    """
+    if WAIT not in names:
+        return []
+    return [found for text in outputs for found in _AGENT_ID.findall(text)]
 
 
 def script(name: str, dice: Dice) -> str:
@@ -97,13 +115,20 @@ def arguments(schema: Json, dice: Dice, index: int, *, odd: bool) -> str:
 class _Careful(Grower):
     index: int
 
+    def value(self, schema: Json, path: str, name: str, depth: int) -> Json:
+        """The first of several allowed values: it is the mildest, if there is a scale."""
+        if isinstance(schema, dict) and schema.get("enum"):
+            return schema["enum"][0]
+        return Grower.value(self, schema, path, name, depth)
+
     def object(self, schema: Mapping[str, Json], path: str, depth: int) -> dict[str, Json]:
-        """The required properties alone."""
+        """The required properties; where none is, the task and what goes with it."""
         properties = schema.get("properties", {})
+        required = schema.get("required") or (*_TASK_NAMES, _FORK)
         return {
             name: self.value(member, f"{path}.{name}", name, depth - 1)
             for name, member in properties.items()
-            if name in schema.get("required", ())
+            if name in required
         }
 
     def typed(self, schema: dict[str, Json], path: str, name: str, depth: int) -> Json:
@@ -113,7 +138,7 @@ class _Careful(Grower):
         if "array" in kinds and name in _COMMAND_NAMES - {"commands"}:
             return ["bash", "-lc", _command(self.dice, path)]
         if "boolean" in kinds:
-            return False
+            return name == _FORK and self.index == 1
         if "integer" in kinds or "number" in kinds:
             return schema.get("minimum", 10)
         return Grower.typed(self, schema, path, name, depth)

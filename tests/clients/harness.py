@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from harness import Stack, stack
 
 from clients import install
-from clients.rows import MARKER, Ecosystem, Row
+from clients.rows import MARKER, Ecosystem, Row, Same
 from clients.wiretap import Exchange, Wiretap
 from proxy.core.reasons import Mode, Reason
 from proxy.simulator import Simulator, SimulatorOptions
@@ -96,6 +96,7 @@ class Result:
     gaps: Counter[str] = field(default_factory=Counter)
     duration_s: float = 0.0
     output: str = ""
+    bodies: list[bytes] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
@@ -212,25 +213,33 @@ def compare(result: Result, straight: Run, through: Run) -> None:
     if ours != theirs:
         result.problems.append(f"another final output: {ours!r}, straight {theirs!r}")
     upgraded = any(each.status == 101 for each in straight.exchanges)
-    if not upgraded and len(straight.turns) != len(through.turns):
+    varies = upgraded or row.same is Same.ENDING
+    if not varies and len(straight.turns) != len(through.turns):
         result.problems.append(f"{len(through.turns)} turns, straight {len(straight.turns)}")
 
 
 def _comparable(row: Row, finals: Iterable[str]) -> list[object]:
-    return [final if row.reproducible else _FOUND_MARKER.findall(final) for final in finals]
+    match row.same:
+        case Same.ALL:
+            return list(finals)
+        case Same.COUNTS:
+            return [_FOUND_MARKER.findall(final) for final in finals]
+        case Same.ENDING:
+            return [MARKER in final for final in finals]
 
 
 def judge_turns(result: Result, run: Run, running: Stack) -> None:
     """Every turn's status, mode, reason and context; and the gaps that were counted."""
     records = {seen.response_id: seen for seen in running.sim.journal.turns}
     result.turns = len(run.turns)
+    result.bodies = [turn.body() for turn in run.turns]
     for turn in run.turns:
         if turn.status not in result.row.statuses:
             result.problems.append(f"status {turn.status} of a turn")
         _judge_mode(result, turn)
         _judge_context(result, turn, records, running)
-    if not result.turns:
-        result.problems.append("no turn reached Turnwire")
+    if result.turns - result.follow_ups < result.row.openings:
+        result.problems.append(f"fewer than {result.row.openings} conversations began")
     gaps = running.proxy.metrics.registry.collect()
     for sample in (s for metric in gaps for s in metric.samples):
         if sample.name == "turnwire_normalisation_gaps_total" and sample.value:

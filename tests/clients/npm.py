@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from clients.rows import Client, Ecosystem, NotRun, Row
+from clients.rows import Client, Ecosystem, NotRun, Row, Same
+from proxy.core.reasons import Reason
+from proxy.simulator import Calls
 
 
 def _client(name: str, title: str, *packages: str) -> Client:
@@ -29,8 +31,13 @@ CODEX = {
 }
 
 
-def _library(name: str, client: Client, variant: str, driver: str, environment: str) -> Row:
-    return _row(name, client, variant, driver, environment, reproducible=True)
+_HANDED_ON = {Reason.CHANGED_INSTRUCTIONS: "another agent has other instructions and tools"}
+
+
+def _library(
+    name: str, client: Client, variant: str, driver: str, environment: str, **more: Any
+) -> Row:
+    return _row(name, client, variant, driver, environment, same=Same.ALL, **more)
 
 
 _OPENAI_NODE_ROWS = tuple(
@@ -70,10 +77,125 @@ _CODEX_ROWS = (
     *(
         _row(client.name, client, "own provider, resumed", "codex.py", "MODE=provider")
         for version, client in CODEX.items()
-        if version != "0.171.0"
+        if version not in ("0.171.0", "0.47.0")
+    ),
+    _row(
+        "codex-0.47.0",
+        CODEX["0.47.0"],
+        "own provider; it can't resume headless",
+        "codex.py",
+        "MODE=provider RESUME=0",
+        prompts=1,
     ),
 )
 
-ROWS: tuple[Row, ...] = (*_OPENAI_NODE_ROWS, *_AI_SDK_ROWS, *_CODEX_ROWS)
+OPENCODE = _client("opencode", "opencode", "opencode-ai@1.18.33")
+KILO = _client("kilo", "Kilo CLI", "@kilocode/cli@7.7.7")
+PI = _client("pi", "pi", "@earendil-works/pi-coding-agent@1.6.0")
+PI_LEGACY = _client("pi-legacy", "pi (@mariozechner)", "@mariozechner/pi-coding-agent@0.73.1")
+CLINE = _client("cline", "Cline CLI", "cline@3.0.65")
+CONTINUE = _client("continue", "Continue CLI", "@continuedev/cli@1.5.47")
+COPILOT = _client("copilot", "GitHub Copilot CLI", "@github/copilot@1.0.102")
+DROID = _client("droid", "Factory droid", "droid@0.215.0")
+AGENTS = _client("openai-agents-js", "OpenAI Agents (JS)", "@openai/agents@0.20.0", "zod@4.6.7")
+LANGCHAIN = _client(
+    "langchain-js",
+    "LangChain (JS)",
+    "@langchain/openai@1.6.0",
+    "langchain@1.5.14",
+    "@langchain/core@1.4.0",
+    "zod@4.6.7",
+)
+MASTRA = _client("mastra", "Mastra", "@mastra/core@1.71.0", "@ai-sdk/openai@4.0.118", "zod@4.6.7")
+
+_AGENT_ROWS = (
+    _row("opencode", OPENCODE, "second prompt in a new process", "opencode.py", "CLI=opencode"),
+    _row("kilo", KILO, "second prompt in a new process", "opencode.py", "CLI=kilo"),
+    _row("pi", PI, "second prompt in a new process", "pi.py"),
+    _row("pi-rpc", PI, "both prompts in one process", "pi.py", "MODE=rpc"),
+    _row("pi-legacy", PI_LEGACY, "second prompt in a new process", "pi.py"),
+    _row("cline", CLINE, "one prompt", "cline.py", prompts=1),
+    _row("continue", CONTINUE, "resumed", "continue.py"),
+    _row(
+        "copilot",
+        COPILOT,
+        "own provider, resumed",
+        "copilot.py",
+        excuses={
+            Reason.HISTORY_CHANGED: "resumed in a new process, it drops all earlier reasoning and"
+            " spells arguments anew"
+        },
+    ),
+    _row(
+        "copilot-acp", COPILOT, "three prompts in one process", "copilot.py", "MODE=acp", prompts=3
+    ),
+    _row("droid", DROID, "one prompt", "droid.py", prompts=1),
+)
+
+_SUB_AGENT_ROWS = tuple(
+    _row(
+        f"{name}-sub-agents",
+        client,
+        "two sub-agents at once",
+        driver,
+        environment,
+        prompts=prompts,
+        calls=Calls.DELEGATED,
+        same=Same.ENDING,
+        openings=3,
+    )
+    for name, client, driver, environment, prompts in (
+        ("codex", CODEX["0.171.0"], "codex.py", "MODE=provider RESUME=0", 1),
+        ("copilot", COPILOT, "copilot.py", "MODE=acp", 3),
+        ("cline", CLINE, "cline.py", "", 1),
+        ("opencode", OPENCODE, "opencode.py", "CLI=opencode", 2),
+    )
+)
+
+_AGENTS_ROWS = tuple(
+    _library(
+        f"openai-agents-js-{name}",
+        AGENTS,
+        variant,
+        "openai_agents.mjs",
+        environment,
+        excuses=_HANDED_ON if name == "handoff" else {},
+    )
+    for name, variant, environment in (
+        ("run", "history passed on, not streamed", "MODE=run"),
+        ("stream", "history passed on, streamed, store:false", "MODE=stream STORE=false"),
+        ("session", "MemorySession", "MODE=run VARIANT=session"),
+        ("previous", "chained by itself", "MODE=run VARIANT=previous"),
+        ("handoff", "handoff to another agent", "MODE=run VARIANT=handoff"),
+        ("tool", "an agent as a tool", "MODE=run VARIANT=tool"),
+        ("parallel", "three conversations at once", "MODE=stream VARIANT=parallel"),
+    )
+)
+
+_LANGCHAIN_ROWS = tuple(
+    _library(f"langchain-js-{name}", LANGCHAIN, variant, "langchain.mjs", environment)
+    for name, variant, environment in (
+        ("agent", "createAgent", "MODE=agent"),
+        ("stream", "hand loop, streamed", "MODE=loop STREAM=1"),
+        ("zdr", "hand loop, store:false", "MODE=loop ZDR=1"),
+        ("v1", "hand loop, output version v1", "MODE=loop OUTPUT_VERSION=v1"),
+    )
+)
+
+_MASTRA_ROWS = tuple(
+    _library(f"mastra-{mode}", MASTRA, mode, "mastra.mjs", f"MODE={mode}")
+    for mode in ("stream", "generate")
+)
+
+ROWS: tuple[Row, ...] = (
+    *_CODEX_ROWS,
+    *_AGENT_ROWS,
+    *_SUB_AGENT_ROWS,
+    *_AI_SDK_ROWS,
+    *_OPENAI_NODE_ROWS,
+    *_AGENTS_ROWS,
+    *_LANGCHAIN_ROWS,
+    *_MASTRA_ROWS,
+)
 
 NOT_RUN: tuple[NotRun, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clients.rows import Client, Ecosystem, NotRun, Row
+from clients.rows import Client, Ecosystem, NotRun, Row, Same
 
 
 def _client(name: str, title: str, *packages: str, python: tuple[int, int] = (3, 11)) -> Client:
@@ -16,7 +16,7 @@ def _row(
 ) -> Row:
     """A row; the environment is written as `NAME=value NAME=value`."""
     pairs = dict(pair.split("=", 1) for pair in environment.split())
-    options = {"reproducible": True, **more}
+    options = {"same": Same.ALL, **more}
     return Row(name, client, variant, f"python/{driver}", pairs, **options)
 
 

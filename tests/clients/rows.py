@@ -22,6 +22,21 @@ class Ecosystem(enum.StrEnum):
     PIP = "pip"
 
 
+class Same(enum.Enum):
+    """What of a client's final output must be the same, straight and through Turnwire."""
+
+    ALL = enum.auto()
+    """Every character: the client sends the same in every run, so its answers are the same."""
+    COUNTS = enum.auto()
+    """
+    The markers with their counts of prompts and tool outputs.
+
+    The client sends clocks, random names or directories, on which its answers depend.
+    """
+    ENDING = enum.auto()
+    """That there is a marker: what runs at one time comes in another order each time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Client:
     """
@@ -52,9 +67,8 @@ class Row:
     `driver` is a file under `drivers/`, `environment` what it reads besides the base URL.
     `excuses` explain, reason by reason, the turns that go on with a conversation and yet can't be
     deltas, since the client's own history makes that impossible: any other is a failure.
-    `prompts` is how many final outputs the driver must tell. With `reproducible` the client sends
-    the same in every run, so that its whole output is compared; else the marker that begins each
-    final message is. `faults` are armed at the simulator, in both runs alike.
+    `prompts` is how many final outputs the driver must tell. `faults` are armed at the simulator,
+    in both runs alike.
     """
 
     name: str
@@ -64,11 +78,13 @@ class Row:
     environment: Mapping[str, str] = field(default_factory=dict)
     excuses: Mapping[Reason, str] = field(default_factory=dict)
     prompts: int = 2
-    reproducible: bool = False
+    same: Same = Same.COUNTS
     calls: Calls = Calls.HARMLESS
     faults: tuple[Fault, ...] = ()
     statuses: frozenset[int] = frozenset({200})
     """Statuses that a turn may have."""
+    openings: int = 1
+    """How many conversations begin, at least: sub-agents have their own."""
 
     @property
     def answers(self) -> AnswerOptions:

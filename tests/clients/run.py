@@ -58,6 +58,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="list the rows")
     parser.add_argument("--markdown", type=Path, help="write the table into this document")
     parser.add_argument("--jobs", type=int, default=2, help="rows that run at one time")
+    parser.add_argument("--bodies", type=Path, help="keep the requests of each row under here")
     parser.add_argument("--output", action="store_true", help="show what the clients said")
     return parser.parse_args(arguments)
 
@@ -90,6 +91,8 @@ async def _run(rows: list[Row], options: argparse.Namespace) -> int:
             _say(report.line(result))
             if options.output:
                 _say(result.output)
+            if options.bodies:
+                _keep(options.bodies, result)
             return result
 
     found = await asyncio.gather(*(one(row) for row in rows))
@@ -99,6 +102,13 @@ async def _run(rows: list[Row], options: argparse.Namespace) -> int:
     if options.markdown:
         _write(options.markdown, report.markdown(results, catalogue.NOT_RUN))
     return int(passed != len(rows))
+
+
+def _keep(place: Path, result: Result) -> None:
+    for number, body in enumerate(result.bodies):
+        path = place / result.row.name / f"{number:03}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(body)
 
 
 def _write(path: Path, table: str) -> None:

@@ -1,0 +1,35 @@
+"""opencode, or Kilo, its fork, with the second prompt in a new process. CLI: opencode | kilo."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from agent import AGAIN, BASE_URL, HOME, KEY, PROMPT, binary, model, run, tell, write
+
+CLI = os.environ["CLI"]
+NAME = f"openai/{model('gpt-5.2')}"
+SETTINGS = {
+    "$schema": "https://opencode.ai/config.json",
+    "autoupdate": False,
+    "share": "disabled",
+    "model": NAME,
+    "permission": {"*": "allow"},
+    "provider": {"openai": {"options": {"baseURL": BASE_URL, "apiKey": KEY}}},
+}
+for prefix in ("OPENCODE", "KILO"):
+    for switch in (
+        "MODELS_FETCH",
+        "AUTOUPDATE",
+        "LSP_DOWNLOAD",
+        "DEFAULT_PLUGINS",
+    ):
+        os.environ[f"{prefix}_DISABLE_{switch}"] = "1"
+os.environ["KILO_TELEMETRY_DISABLED"] = "1"
+
+write(HOME / ".config" / CLI / f"{CLI}.json", SETTINGS)
+tell(run(binary(CLI), "run", "-m", NAME, PROMPT))
+tell(run(binary(CLI), "run", "-m", NAME, "--continue", AGAIN))
