@@ -54,7 +54,13 @@ if TYPE_CHECKING:
 TALKATIVE = SimulatorOptions(answers=AnswerOptions(rounds=0))
 STREAMING = [Streaming.ALWAYS, Streaming.NEVER]
 STEERING = ("retry-after", "retry-after-ms", "x-should-retry")
-SHORT_OF_PATIENCE = {"websocket": {"first_event_timeout_s": 0.3}}
+
+
+def patience(fault: Fault) -> dict[str, Any]:
+    """Return the configuration for a fault: short deadlines where one of them has to pass."""
+    if isinstance(fault, Break) and fault.end is End.STALL:
+        return {"websocket": {"first_event_timeout_s": 1, "silence_timeout_s": 1}}
+    return {}
 
 
 class Talk:
@@ -160,7 +166,7 @@ HEALED: dict[str, tuple[Fault, str]] = {
 async def test_one_resend_heals_what_came_before_the_first_event(name: str, streaming: Streaming):
     """The client sees the right answer and nothing else; the reason tells what happened."""
     fault, reason = HEALED[name]
-    async with talking(streaming, **SHORT_OF_PATIENCE) as (s, talk):
+    async with talking(streaming, **patience(fault)) as (s, talk):
         s.sim.faults.arm(fault)
 
         reply = await talk.send()
@@ -171,7 +177,7 @@ async def test_one_resend_heals_what_came_before_the_first_event(name: str, stre
         talk.history.extend([*talk.agent.echo(reply.items), user("And then?")])
         follow = await talk.send()
         talk.check(follow)
-        assert follow.mode == "delta"
+        assert (follow.mode, follow.reason) == ("delta", "continued")
 
 
 FALLS_BACK: dict[str, tuple[tuple[Fault, ...], str]] = {
@@ -267,7 +273,7 @@ async def test_a_connection_that_keeps_ending_is_a_502(
     fault: Break, status: int, code: str, streaming: Streaming
 ):
     """After one resend, or where the close is a refusal, the client decides what to do next."""
-    async with talking(streaming, **SHORT_OF_PATIENCE) as (s, talk):
+    async with talking(streaming, **patience(fault)) as (s, talk):
         s.sim.faults.arm(fault)
 
         reply = await talk.send()
@@ -281,16 +287,17 @@ async def test_a_connection_that_keeps_ending_is_a_502(
 @pytest.mark.parametrize("end", [End.CLOSE, End.ABORT, End.RESET, End.STALL])
 async def test_a_stored_turn_is_not_run_twice(end: End):
     """With `store` true a lost connection is ambiguous: the client is asked, not upstream again."""
-    async with talking(store=True, **SHORT_OF_PATIENCE) as (s, talk):
+    fault = Break(end=end)
+    async with talking(store=True, **patience(fault)) as (s, talk):
         turns = len(s.sim.journal.turns)
-        s.sim.faults.arm(Break(end=end))
+        s.sim.faults.arm(fault)
 
         reply = await talk.send()
 
         assert reply.status == (504 if end is End.STALL else 502)
         assert len(s.sim.journal.turns) == turns + 1
         follow = await talk.go_on()
-        assert follow.mode == "delta"
+        assert (follow.mode, follow.reason) == ("delta", "continued")
 
 
 @pytest.mark.parametrize("streaming", STREAMING)
@@ -422,7 +429,7 @@ def sse_events(body: bytes) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", BREAKS)
 async def test_a_stream_that_breaks_ends_in_one_error_and_not_cleanly(name: str):
     """The client gets what had come, exactly one error event, and a body without its end."""
-    async with talking(websocket={"silence_timeout_s": 0.3}) as (s, talk):
+    async with talking(**patience(BREAKS[name])) as (s, talk):
         s.sim.faults.arm(BREAKS[name])
 
         status, body, clean = await read_broken(s, talk)
@@ -443,7 +450,7 @@ async def test_a_stream_that_breaks_ends_in_one_error_and_not_cleanly(name: str)
 @pytest.mark.parametrize("name", BREAKS)
 async def test_a_broken_answer_is_an_error_where_none_was_streamed(name: str):
     """Without streaming, an answer that breaks off is a 5xx in the API's shape, once."""
-    async with talking(Streaming.NEVER, websocket={"silence_timeout_s": 0.3}) as (s, talk):
+    async with talking(Streaming.NEVER, **patience(BREAKS[name])) as (s, talk):
         turns = len(s.sim.journal.turns)
         s.sim.faults.arm(BREAKS[name])
 
@@ -522,7 +529,7 @@ async def test_an_answer_may_be_written_in_any_way(name: str, streaming: Streami
         assert reply.mode == "delta"
         assert all(event["type"].startswith("response.") for event in reply.events)
         follow = await talk.go_on()
-        assert follow.mode == "delta"
+        assert (follow.mode, follow.reason) == ("delta", "continued")
 
 
 async def test_events_without_numbers_pass_through():
@@ -537,7 +544,7 @@ async def test_events_without_numbers_pass_through():
         assert events[-1]["type"] == "response.completed"
         assert not any("sequence_number" in event for event in events)
         follow = await talk.go_on()
-        assert follow.mode == "delta"
+        assert (follow.mode, follow.reason) == ("delta", "continued")
 
 
 @pytest.mark.parametrize("streaming", STREAMING)
