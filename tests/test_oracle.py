@@ -16,22 +16,40 @@ to the answer that its own line has just received.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from harness import NO_HANDSHAKE_LIMIT, stack
+import aiohttp
+from harness import NO_HANDSHAKE_LIMIT, eventually, stack
 
 from proxy.simulator import AnswerOptions, EchoStyle, SimulatorOptions
-from proxy.simulator.agent import Streaming, user
+from proxy.simulator.agent import Agent, Streaming, user
+from proxy.simulator.faults import (
+    CODEX_RATE_LIMITS,
+    WEBSOCKET_TIMING,
+    Break,
+    End,
+    ErrorReply,
+    ExtraEvents,
+    FailResponse,
+    Fault,
+    RefuseUpgrade,
+    Restyle,
+    SlowStream,
+    Style,
+    connection_limit_reached,
+    previous_response_not_found,
+)
 from proxy.simulator.validate import Transport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from proxy.simulator.agent import Agent, Reply
+    from proxy.simulator.agent import Reply
     from proxy.simulator.wire import Item
 
 CONVERSATIONS = int(os.environ.get("TURNWIRE_ORACLE_CONVERSATIONS", "200"))
@@ -235,6 +253,84 @@ async def test_no_answer_differs_and_every_turn_that_can_be_is_a_delta():
             s.check_contexts([turn.reply for turn in own], plan.key)
         s.check_isolation()
         assert {seen.transport for seen in s.sim.journal} == {Transport.WS}
+
+
+async def test_no_trouble_of_any_kind_changes_an_answer():
+    """With faults in every fifth turn and clients that leave and retry, all answers are right."""
+    plans = [Plan(number) for number in range(5 * len(EchoStyle))]
+    rng = random.Random("trouble")
+    faults = [
+        replace(fault, times=1_000_000, when=lambda _: rng.random() < 0.2 / len(TROUBLE))
+        for fault in TROUBLE
+    ]
+    async with stack(
+        connections=ROOMY,
+        cooldown={"first_s": 0.01, "max_s": 0.05},
+        resends={"budget_ratio": 1},
+        websocket={"first_event_timeout_s": 1, "silence_timeout_s": 1},
+    ) as s:
+        straight = await run_all(plans, functools.partial(s.agent, straight=True))
+        s.sim.journal.clear()
+        s.sim.faults.arm(*faults)
+        proxied = await run_all(plans, functools.partial(PatientAgent, s.base_url, rng=rng))
+        s.sim.faults.clear()
+
+        for plan, one, other in zip(plans, straight, proxied, strict=True):
+            assert [turn.reply.answer for turn in one] == [turn.reply.answer for turn in other]
+            s.check_contexts([turn.reply for turn in other], plan.key)
+        s.check_isolation()
+        assert {type(fault) for fault in s.sim.faults.fired} == {type(fault) for fault in TROUBLE}
+        deltas = sum(is_delta(turn) for own in proxied for turn in own)
+        assert deltas > sum(map(len, proxied)) / 2
+        # Nothing is left behind: no lease, no connection that upstream alone knows of.
+        await s.idle()
+        await eventually(
+            lambda: s.sim.journal.connections_open == s.gauge("idle") + s.gauge("spare")
+        )
+
+
+# Faults of each kind, before and after the first event.
+TROUBLE: tuple[Fault, ...] = (
+    ErrorReply(status=500, code="server_error", transport=Transport.WS),
+    ErrorReply(status=429, code="rate_limit_exceeded"),
+    ErrorReply(status=503, code="server_is_overloaded", after_events=3),
+    previous_response_not_found(),
+    connection_limit_reached(),
+    Break(end=End.CLOSE, code=1012),
+    Break(end=End.CLOSE, code=1009, transport=Transport.WS),
+    Break(end=End.RESET, after_events=2),
+    Break(end=End.ABORT, after_events=-1),
+    Break(end=End.STALL, after_events=2, transport=Transport.WS),
+    FailResponse(),
+    ExtraEvents(before=[CODEX_RATE_LIMITS], after=[WEBSOCKET_TIMING]),
+    ExtraEvents(after=[{"type": "response.output_text.delta", "delta": "stray"}]),
+    Restyle(style=Style.FOREIGN_ID),
+    Restyle(style=Style.PRETTY),
+    SlowStream(gap_ms=1),
+    RefuseUpgrade(status=503),
+    RefuseUpgrade(status=429),
+)
+
+
+@dataclass
+class PatientAgent(Agent):
+    """An agent that tries each request until it is answered, and sometimes leaves in between."""
+
+    rng: random.Random = field(default_factory=random.Random)
+
+    async def post(self, body: bytes, path: str = "/responses") -> Reply:
+        """Send a body again and again; one time in ten, give up at a random moment first."""
+        for _ in range(100):
+            attempt = asyncio.get_running_loop().create_task(Agent.post(self, body, path))
+            if self.rng.random() < 0.1:
+                for _ in range(self.rng.randrange(200)):
+                    await asyncio.sleep(0)
+                attempt.cancel()
+            with contextlib.suppress(aiohttp.ClientError, asyncio.CancelledError):
+                reply = await attempt
+                if reply.response is not None and reply.response["status"] == "completed":
+                    return reply
+        raise AssertionError("a hundred attempts failed")
 
 
 async def test_arguments_that_a_client_changes_cost_deltas_but_never_an_answer():
