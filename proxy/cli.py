@@ -171,6 +171,34 @@ def _demo(arguments: list[str]) -> int:
     return run_demo(options)
 
 
+def _bench(arguments: list[str]) -> int:
+    """Run the benchmark."""
+    parser = _parser("bench", "turn: whole turns; relay: events; agent: over emulated networks.")
+    parser.add_argument(
+        "part", nargs="?", default="all", choices=("turn", "relay", "agent", "all"),
+        help="what to measure (%(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rounds", type=_positive_int, help="how often, for the medians (5; 1 with --quick)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples there")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them, .png or .svg")
+    parser.add_argument("--quick", action="store_true", help="only see whether it runs")
+    parser.add_argument(
+        "--gate", action="store_true", help="measure a few robust ratios; status 1 if one is broken"
+    )
+    parser.add_argument(
+        "--realtime", action="store_true", help="real-time priority, against noise (needs root)"
+    )
+    parser.add_argument(
+        "--python-load", action="store_true", help="do without the load programs in C"
+    )
+    options = parser.parse_args(arguments)
+    from proxy.bench import main as run_bench  # noqa: PLC0415  start-up time
+
+    return run_bench(options)
+
+
 def _run_agent(arguments: list[str]) -> int:
     """Run a command with a proxy of its own."""
     options, command = _split_command(arguments)
@@ -245,6 +273,7 @@ COMMANDS = {
     "env": Command("print the lines that point an agent at the proxy", _env),
     "config": Command("show every setting, and where its value comes from", _config),
     "demo": Command("time an agent with and without the proxy, offline", _demo),
+    "bench": Command("measure the proxy against others, side by side", _bench),
     "simulate": Command("run a simulated upstream, to try things without a key", _simulate),
     "version": Command("print the version", _version),
 }

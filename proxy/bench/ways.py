@@ -1,0 +1,156 @@
+"""
+The ways to the upstream that are compared, and how each is set up.
+
+    straight   no proxy: what the load by itself costs
+    turnwire   `python -m proxy serve` with the default configuration, its log (level info) in a
+               file
+    plain, naive   controls of ours, see `controls`
+    nginx      where it is installed, one process
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import shutil
+import socket
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from proxy.bench.children import START_TIMEOUT_S, Role, python_command
+from proxy.bench.controls import nginx_configuration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from proxy.bench.children import Child
+    from proxy.bench.load import Bench
+
+_POLL_S = 0.002
+
+
+class Way(enum.StrEnum):
+    """A way to the upstream."""
+
+    STRAIGHT = "straight"
+    TURNWIRE = "turnwire"
+    PLAIN = "plain"
+    NAIVE = "naive"
+    NGINX = "nginx"
+
+
+def available() -> tuple[Way, ...]:
+    """Return the ways that can be measured here."""
+    return tuple(way for way in Way if way is not Way.NGINX or shutil.which("nginx"))
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A way that is set up: clients connect to `port`; `pid` is the proxy's, None without one."""
+
+    port: int
+    pid: int | None
+    ready_after_s: float = 0.0
+
+
+@contextlib.contextmanager
+def running(way: Way, bench: Bench, upstream_port: int) -> Iterator[Running]:
+    """Set a way up, and take it down with the context. Raises BenchFailed."""
+    if way is Way.STRAIGHT:
+        yield Running(upstream_port, None)
+        return
+    with contextlib.ExitStack() as stack:
+        match way:
+            case Way.TURNWIRE:
+                yield start_turnwire(bench, upstream_port, stack)
+            case Way.NGINX:
+                yield _start_nginx(bench, upstream_port, stack)
+            case _:
+                yield start_control(way, bench, upstream_port, stack)
+
+
+def start_turnwire(bench: Bench, upstream_port: int, stack: contextlib.ExitStack) -> Running:
+    """Start `turnwire serve` and wait until it is ready."""
+    port, admin_port = free_port(), free_port()
+    flags = {
+        "--upstream": f"http://127.0.0.1:{upstream_port}/v1",
+        "--port": str(port),
+        "--admin-port": str(admin_port),
+        "--log-level": "info",
+        "--log-format": "json",
+        "--shutdown-drain-timeout-s": "1",
+    }
+    command = python_command("proxy", "serve", *(text for pair in flags.items() for text in pair))
+    began = time.monotonic()
+    proxy = bench.start(command, Role.PROXY)
+    stack.callback(proxy.end)
+    _wait_until_ready(f"http://127.0.0.1:{admin_port}/readyz", proxy)
+    return Running(port, proxy.pid, time.monotonic() - began)
+
+
+def start_control(
+    name: str, bench: Bench, upstream_port: int, stack: contextlib.ExitStack
+) -> Running:
+    """Start one of the proxies of `controls`."""
+    began = time.monotonic()
+    command = python_command("proxy.bench.controls", name, str(upstream_port))
+    proxy = bench.start(command, Role.PROXY)
+    stack.callback(proxy.end)
+    return Running(int(proxy.read_line(START_TIMEOUT_S)), proxy.pid, time.monotonic() - began)
+
+
+def _start_nginx(bench: Bench, upstream_port: int, stack: contextlib.ExitStack) -> Running:
+    port = free_port()
+    file = bench.folder / "nginx.conf"
+    file.write_text(nginx_configuration(bench.folder, port, upstream_port))
+    program = shutil.which("nginx")
+    assert program is not None, "nginx is not installed"
+    began = time.monotonic()
+    log = str(bench.folder / "nginx-start.log")
+    proxy = bench.start([program, "-e", log, "-c", str(file)], Role.PROXY)
+    stack.callback(proxy.end)
+    _wait_until_open(port, proxy)
+    return Running(port, proxy.pid, time.monotonic() - began)
+
+
+def free_port() -> int:
+    """Return a port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _wait_until_ready(url: str, proxy: Child) -> None:
+    def is_ready() -> bool:
+        # The opener takes no proxy from the environment: this is loopback.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(url, timeout=1):
+                return True
+        except (urllib.error.URLError, OSError):
+            return False
+
+    _wait(is_ready, proxy)
+
+
+def _wait_until_open(port: int, proxy: Child) -> None:
+    def is_open() -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+        except OSError:
+            return False
+        return True
+
+    _wait(is_open, proxy)
+
+
+def _wait(is_done: Callable[[], bool], proxy: Child) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not is_done():
+        if proxy.has_ended or time.monotonic() > deadline:
+            raise proxy.failure("did not start")
+        time.sleep(_POLL_S)
