@@ -102,7 +102,8 @@ def _python_for(client: Client) -> str:
     if sys.version_info >= client.python:
         return sys.executable
     for minor in range(client.python[1], 20):
-        if found := shutil.which(f"python3.{minor}"):
+        found = shutil.which(f"python3.{minor}")
+        if found and not subprocess.run([found, "-V"], capture_output=True, check=False).returncode:
             return found
     raise InstallFailed(f"needs Python {client.python[0]}.{client.python[1]}")
 

@@ -78,6 +78,8 @@ class Row:
     environment: Mapping[str, str] = field(default_factory=dict)
     excuses: Mapping[Reason, str] = field(default_factory=dict)
     prompts: int = 2
+    gaps: Mapping[str, str] = field(default_factory=dict)
+    """Fields of its echo that the client changes in earnest, with what it does to them."""
     same: Same = Same.COUNTS
     calls: Calls = Calls.HARMLESS
     faults: tuple[Fault, ...] = ()

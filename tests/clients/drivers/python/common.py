@@ -9,8 +9,6 @@ from typing import Any
 
 BASE_URL = os.environ["OPENAI_BASE_URL"] = os.environ["BASE_URL"]
 os.environ["OPENAI_API_BASE"] = BASE_URL  # what litellm and its users read
-os.environ["OPENAI_AGENTS_DISABLE_TRACING"] = "1"
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
 KEY = os.environ["OPENAI_API_KEY"]
 MODE = os.environ.get("MODE", "")

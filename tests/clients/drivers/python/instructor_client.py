@@ -1,0 +1,35 @@
+"""instructor in its Responses mode: an answer that does not validate is asked for again."""
+
+from __future__ import annotations
+
+import instructor
+from common import MODEL, PROMPTS, final
+from openai import OpenAI
+from pydantic import BaseModel, field_validator
+
+tries: list[str] = []
+
+
+class Answered(BaseModel):
+    """What is asked for; the first answer never validates."""
+
+    answer: str
+
+    @field_validator("answer")
+    @classmethod
+    def is_second(cls, value: str) -> str:
+        """Refuse the first answer."""
+        tries.append(value)
+        if len(tries) == 1:
+            raise ValueError("say it again")
+        return value
+
+
+client = instructor.from_openai(OpenAI(), mode=instructor.Mode.RESPONSES_TOOLS)
+found = client.responses.create(
+    input=[{"role": "user", "content": PROMPTS[0]}],
+    model=MODEL,
+    response_model=Answered,
+    max_retries=2,
+)
+final(found.answer)
