@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -36,6 +36,8 @@ from proxy.simulator.faults import (
     HugeEvent,
     RefuseUpgrade,
     Restyle,
+    Script,
+    Step,
     Style,
     connection_limit_reached,
     previous_response_not_found,
@@ -44,7 +46,7 @@ from proxy.simulator.validate import Transport
 from proxy.simulator.wire import Shape
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
 
     from harness import Stack
 
@@ -563,11 +565,13 @@ async def test_a_terminal_event_without_items_is_completed(
         assert [item["type"] for item in reply.response["output"]] == ["reasoning", "message"]
 
 
+STRAY = {"type": "response.output_text.delta", "delta": "stray", "item_id": "msg_x"}
+
+
 async def test_frames_after_the_end_spoil_the_connection_and_nothing_else():
     """A stray answer event after the end is not shown to anybody, and its connection is closed."""
-    stray = {"type": "response.output_text.delta", "delta": "stray", "item_id": "msg_x"}
     async with talking() as (s, talk):
-        s.sim.faults.arm(ExtraEvents(after=[stray]))
+        s.sim.faults.arm(ExtraEvents(after=[STRAY]))
 
         reply = await talk.send()
         talk.check(reply)
@@ -576,3 +580,36 @@ async def test_frames_after_the_end_spoil_the_connection_and_nothing_else():
 
         talk.check(follow)
         assert "stray" not in str(follow.events)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Late(Fault):
+    """One more event, a while after the answer's end; the terminal event again if not given."""
+
+    event: Mapping[str, Any] | None = None
+
+    def change(self, script: Script) -> Script:
+        """Append the event, so late that the next request is on its way."""
+        last = script.steps[-1]
+        late = Step(due_s=last.due_s + 0.1, body=self.event or last.body)
+        return replace(script, steps=(*script.steps, late))
+
+
+@pytest.mark.parametrize("streaming", STREAMING)
+@pytest.mark.parametrize("late", [None, STRAY, {"type": "response.failed", "response": {}}])
+async def test_what_comes_late_is_not_the_answer_to_the_next_turn(
+    late: Mapping[str, Any] | None, streaming: Streaming
+):
+    """An event that arrives when the next request is waiting belongs to nobody, least of all it."""
+    async with talking(streaming) as (s, talk):
+        s.sim.faults.arm(Late(event=late))
+
+        reply = await talk.send()
+        talk.check(reply)
+        talk.history.extend([*talk.agent.echo(reply.items), user("And then?")])
+        follow = await talk.send()
+
+        talk.check(follow)
+        assert (follow.mode, follow.reason) == ("full", "upstream_failed")
+        assert "stray" not in str(follow.events)
+        await talk.go_on()

@@ -112,6 +112,9 @@ _LIFECYCLE: dict[str, Kind | None] = {
     "response.cancelled": Kind.FAILED,
 }
 
+# A late event of the turn before must not pass for the answer to this one.
+_BEGINNINGS: Final = frozenset({"response.created", "response.queued", "response.in_progress"})
+
 
 def _describe(name: str) -> _EventType:
     role = _Role.PLAIN if name.startswith("response.") else _Role.VENDOR
@@ -138,7 +141,9 @@ class ReplyReader:
 
     `stream`: the client asked for SSE. `hide_previous_response_id`: the id that we put into the
     request, so that the client must not see it; None where the client sent one itself, or none
-    was sent. `collect_output`: `output` and `final_output` will be asked for.
+    was sent. `collect_output`: `output` and `final_output` will be asked for. `reused`: the
+    connection has carried another turn, so that what does not begin an answer may belong to that
+    one: it is a fault, where on a new connection any first event will do.
 
     Before the end `response_id` is that of the first lifecycle event, if there was any. After it,
     `terminal` says how the answer ended; `response` is, for a client that does not stream, the
@@ -147,7 +152,12 @@ class ReplyReader:
     """
 
     def __init__(
-        self, *, stream: bool, hide_previous_response_id: str | None, collect_output: bool
+        self,
+        *,
+        stream: bool,
+        hide_previous_response_id: str | None,
+        collect_output: bool,
+        reused: bool = False,
     ) -> None:
         self.state = State.WAITING
         self.terminal: Kind | None = None
@@ -159,6 +169,7 @@ class ReplyReader:
         self._stream = stream
         self._hides_previous = hide_previous_response_id is not None
         self._collects_output = collect_output
+        self._reused = reused
         self._items: list[tuple[int | None, bytes]] = []
         self._created = False
         self._last_message = b""
@@ -220,6 +231,8 @@ class ReplyReader:
         if event.role is _Role.ERROR:
             self._take_error(message)
             return
+        if self.state is State.WAITING and self._reused and event.name not in _BEGINNINGS:
+            raise ProtocolFault("an answer does not begin with its beginning")
         if event.role is _Role.LIFECYCLE:
             message = self._read_lifecycle(event.name, message)
         elif event.role is _Role.ITEM_DONE:

@@ -207,6 +207,7 @@ class Driver:
             stream=self._request.envelope.stream,
             hide_previous_response_id=head.response_id if head else None,
             collect_output=True,
+            reused=lease.reused,
         )
         self.bytes_up += len(message)
         if self.sent_at is None:

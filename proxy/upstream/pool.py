@@ -83,11 +83,19 @@ class Lease:
     """
     The right to use `connection` for one turn. `release` it exactly once.
 
-    `holds_chain` tells whether upstream remembers the wanted response on it. `connection_id`
-    names it in a later `Want`.
+    `holds_chain` tells whether upstream remembers the wanted response on it, `reused` whether it
+    was leased before. `connection_id` names it in a later `Want`.
     """
 
-    __slots__ = ("__weakref__", "_pool", "_record", "connection", "connection_id", "holds_chain")
+    __slots__ = (
+        "__weakref__",
+        "_pool",
+        "_record",
+        "connection",
+        "connection_id",
+        "holds_chain",
+        "reused",
+    )
 
     def __init__(
         self,
@@ -102,6 +110,7 @@ class Lease:
         self.connection = connection
         self.connection_id = record.id
         self.holds_chain = holds_chain
+        self.reused = record.turns > 1
 
     def __repr__(self) -> str:
         held = ", holds chain" if self.holds_chain else ""

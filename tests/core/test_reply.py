@@ -621,3 +621,28 @@ def test_a_number_that_python_will_not_read_is_passed_on() -> None:
 
     assert sse(read.feed([message])) == [("response.output_item.done", message)]
     assert read.output == ITEMS[:1]
+
+
+@pytest.mark.parametrize(
+    "message", [delta(), done({"type": "message"}), lifecycle("completed"), lifecycle("failed")]
+)
+def test_on_a_reused_connection_an_answer_begins_with_its_beginning(message: bytes):
+    """A late event of the turn before is a fault there; on a new connection it is let through."""
+    fresh, reused = (
+        ReplyReader(stream=True, hide_previous_response_id=None, collect_output=True, reused=flag)
+        for flag in (False, True)
+    )
+    assert fresh.feed([message])
+    with pytest.raises(ProtocolFault):
+        reused.feed([message])
+    assert not reused.begun
+
+
+@pytest.mark.parametrize("kind", ["created", "queued", "in_progress"])
+def test_on_a_reused_connection_any_beginning_will_do(kind: str):
+    """The first lifecycle events begin an answer, vendor events before them or not."""
+    reused = ReplyReader(
+        stream=True, hide_previous_response_id=None, collect_output=True, reused=True
+    )
+    reused.feed([event("codex.rate_limits"), lifecycle(kind), delta()])
+    assert reused.begun
