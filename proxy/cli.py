@@ -194,7 +194,7 @@ def _bench(arguments: list[str]) -> int:
         "--python-load", action="store_true", help="do without the load programs in C"
     )
     options = parser.parse_args(arguments)
-    from proxy.bench import main as run_bench  # noqa: PLC0415  start-up time
+    from proxy.bench.suite import main as run_bench  # noqa: PLC0415  start-up time
 
     return run_bench(options)
 

@@ -180,7 +180,8 @@ async def _main(way: str, upstream_port: int) -> None:
             await serve(Receive().handle)
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """Return uvloop's event loop if it is installed, else asyncio's."""
     with contextlib.suppress(ImportError):
         import uvloop  # noqa: PLC0415  it does not exist for every platform
 
@@ -189,5 +190,5 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=_loop_factory()) as r:
+    with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=loop_factory()) as r:
         r.run(_main(sys.argv[1], int(sys.argv[2])))

@@ -72,7 +72,7 @@ def measure_memory(bench: Bench, round_: int, samples: Samples, conversations: i
                 many.follow_up(2)
                 time.sleep(_SETTLE_S)
                 idle = resident_bytes(proxy.pid)
-                upstream.plan(events=40, rate=20)
+                upstream.plan(events=30, rate=20)
                 many.start_follow_up(1)
                 time.sleep(1.0)
                 active = resident_bytes(proxy.pid)

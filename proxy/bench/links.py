@@ -92,17 +92,14 @@ class _Direction:
 
     async def run(self, reader: asyncio.StreamReader) -> None:
         """Relay until the reader's end, which travels as the bytes do."""
-        delivering = asyncio.get_running_loop().create_task(self._deliver())
-        try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._deliver())
             while data := await reader.read(_READ_BYTES):
                 self._enter(data)
                 while self._size > self._in_flight_bytes + _QUEUE_BYTES:
                     await self._next_move()
             self._travelling.append((self._now() + self._shape.one_way_s, b""))
             self._moved.set()
-            await delivering
-        finally:
-            delivering.cancel()
 
     @property
     def _in_flight_bytes(self) -> float:
@@ -131,7 +128,7 @@ class _Direction:
             await self._wait_until(arrives_at)
             self._travelling.popleft()
             if not piece:
-                self._writer.close()
+                self._writer.write_eof()
                 return
             self._writer.write(piece)
             await self._writer.drain()
@@ -168,10 +165,12 @@ class Link:
                 group.create_task(up.run(reader))
                 group.create_task(down.run(target[0]))
         except* OSError:
-            pass  # one side has gone; the other is closed below
+            pass  # one end has gone; the other is closed below
         finally:
-            writer.close()
-            target[1].close()
+            for end in (writer, target[1]):
+                end.close()
+                with contextlib.suppress(OSError):
+                    await end.wait_closed()
 
 
 async def serve(target_port: int, shape: Shape) -> None:

@@ -148,6 +148,8 @@ class Upstream:
         try:
             connection.request("GET", path)
             return json.loads(connection.getresponse().read())
+        except (OSError, http.client.HTTPException):
+            raise self._child.failure("does not answer") from None
         finally:
             connection.close()
 

@@ -112,15 +112,3 @@ def worst(spreads: Sequence[Spread | None]) -> Spread | None:
     """Return the spread with the highest median among those that are known."""
     known = [each for each in spreads if each is not None]
     return max(known, key=lambda each: each.median, default=None)
-
-
-def middle(spreads: Sequence[Spread | None]) -> Spread | None:
-    """Return the median of medians, with the extremes of all."""
-    known = [each for each in spreads if each is not None]
-    if not known:
-        return None
-    return Spread(
-        statistics.median(each.median for each in known),
-        min(each.low for each in known),
-        max(each.high for each in known),
-    )

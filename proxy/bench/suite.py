@@ -1,0 +1,231 @@
+"""
+The whole benchmark: which measurements make a round, the rounds, and what is shown in the end.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from proxy.bench import agents, footprint, plot, relays, report, turns
+from proxy.bench.children import BenchFailed
+from proxy.bench.goals import GATES
+from proxy.bench.load import Bench, find_programs
+from proxy.bench.samples import Samples
+from proxy.bench.ways import Way, available
+from proxy.demo.screen import open_screen
+from proxy.errors import ConfigError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator, Sequence
+
+    from proxy.bench.links import Shape
+    from proxy.demo.screen import Screen
+
+DEFAULT_ROUNDS = 5
+MAX_ROUNDS = 100
+OK, FAILED = 0, 1
+
+_GATE_WAYS = (Way.TURNWIRE, Way.PLAIN, Way.NAIVE)
+_STATE_SIZES = (("10 KB", 10_000), ("1 MB", 1_000_000))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One measurement of a round."""
+
+    name: str
+    run: Callable[[int], None]
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """
+    Run the benchmark; return the exit status: 1 if it failed, or a gate did not hold.
+
+    `arguments` has `part` (turn, relay, agent or all), `rounds` (None for the default), `quick`,
+    `gate`, `realtime`, `python_load`, and `json` and `plot` (paths or None). Raises ConfigError.
+    """
+    if arguments.rounds is None:
+        arguments.rounds = 1 if arguments.quick else DEFAULT_ROUNDS
+    _check(arguments)
+    folder = Path(tempfile.mkdtemp(prefix="turnwire-bench-"))
+    screen = open_screen(sys.stdout)
+    samples = Samples()
+    try:
+        programs = find_programs(use_c=not arguments.python_load)
+        bench = Bench(programs, folder, realtime=arguments.realtime)
+        machine = report.machine()
+        screen.say(f"{report.machine_line(machine)}\nload programs: {programs.description}")
+        began = time.monotonic()
+        _measure(bench, samples, arguments)
+        spent_s = time.monotonic() - began
+    except BenchFailed as failure:
+        sys.stderr.write(f"turnwire: the benchmark failed: {failure}\n")
+        return FAILED
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    options = {
+        "part": "gate" if arguments.gate else arguments.part,
+        "rounds": arguments.rounds,
+        "quick": arguments.quick,
+        "realtime": arguments.realtime,
+        "load": programs.description,
+        "duration_s": round(spent_s, 1),
+    }
+    document = report.document(samples, machine, options)
+    _show(samples, screen, arguments, document)
+    return _gate(samples, screen) if arguments.gate else OK
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Find out what can't work before minutes have passed. Raises ConfigError."""
+    if arguments.rounds > MAX_ROUNDS:
+        raise ConfigError(f"--rounds {arguments.rounds} is too many; {MAX_ROUNDS} at most")
+    if arguments.plot and arguments.plot.suffix.lower() not in plot.SUFFIXES:
+        raise ConfigError(f"--plot {arguments.plot} must end in {' or '.join(plot.SUFFIXES)}")
+    for path in (arguments.json, arguments.plot):
+        if path and not path.absolute().parent.is_dir():
+            raise ConfigError(f"{path} can't be written: there is no folder {path.parent}")
+
+
+def _measure(bench: Bench, samples: Samples, arguments: argparse.Namespace) -> None:
+    for round_ in range(arguments.rounds):
+        for step in _steps(bench, samples, arguments, round_):
+            sys.stderr.write(f"round {round_ + 1} of {arguments.rounds}: {step.name}\n")
+            step.run(round_)
+
+
+def _steps(
+    bench: Bench, samples: Samples, arguments: argparse.Namespace, round_: int
+) -> Iterator[Step]:
+    if arguments.gate:
+        yield from _gate_steps(bench, samples, round_)
+        return
+    part, quick = arguments.part, arguments.quick
+    if part in ("turn", "all"):
+        yield from _turn_steps(bench, samples, round_, quick=quick)
+    if part in ("relay", "all"):
+        yield from _relay_steps(bench, samples, round_, quick=quick)
+    if part == "all":
+        yield from _footprint_steps(bench, samples, quick=quick)
+    if part in ("agent", "all"):
+        yield from _agent_steps(bench, samples, quick=quick)
+
+
+def _turn_steps(bench: Bench, samples: Samples, round_: int, *, quick: bool) -> Iterator[Step]:
+    sizes = turns.QUICK_SIZES if quick else turns.SIZES
+    for way in _rotated(available(), round_):
+        run = functools.partial(_turn, bench, samples, way, sizes)
+        yield Step(f"turns, {way}", run)
+
+
+def _turn(
+    bench: Bench, samples: Samples, way: Way, sizes: tuple[turns.Size, ...], round_: int
+) -> None:
+    turns.measure(bench, way, round_, samples, sizes)
+
+
+def _relay_steps(bench: Bench, samples: Samples, round_: int, *, quick: bool) -> Iterator[Step]:
+    bursts = relays.QUICK_BURSTS if quick else relays.BURSTS
+    paces = relays.QUICK_PACES if quick else relays.PACES
+    for way in _rotated(available(), round_):
+        run = functools.partial(_relay, bench, samples, way, bursts, paces)
+        yield Step(f"relay, {way}", run)
+
+
+def _relay(
+    bench: Bench,
+    samples: Samples,
+    way: Way,
+    bursts: tuple[relays.Burst, ...],
+    paces: tuple[relays.Pace, ...],
+    round_: int,
+) -> None:
+    relays.measure(bench, way, round_, samples, bursts, paces)
+
+
+def _footprint_steps(bench: Bench, samples: Samples, *, quick: bool) -> Iterator[Step]:
+    conversations, stored = (20, 5) if quick else (300, 60)
+    history_bytes = 100_000 if quick else 1_000_000
+    yield Step("start", lambda round_: footprint.measure_start(bench, round_, samples))
+    yield Step(
+        "memory", lambda round_: footprint.measure_memory(bench, round_, samples, conversations)
+    )
+    yield Step(
+        "state", lambda round_: footprint.measure_state(round_, samples, _STATE_SIZES, stored)
+    )
+    yield Step(
+        "lookup", lambda round_: footprint.measure_lookup(bench, round_, samples, history_bytes)
+    )
+
+
+def _agent_steps(bench: Bench, samples: Samples, *, quick: bool) -> Iterator[Step]:
+    calls = 2 if quick else agents.CALLS
+    for shape in agents.QUICK_SHAPES if quick else agents.SHAPES:
+        yield Step(f"agent, {shape.name}", functools.partial(_agent, bench, samples, shape, calls))
+
+
+def _agent(bench: Bench, samples: Samples, shape: Shape, calls: int, round_: int) -> None:
+    agents.measure_run(bench, shape, round_, samples, calls)
+    agents.measure_warm_turn(bench, shape, round_, samples)
+
+
+def _gate_steps(bench: Bench, samples: Samples, round_: int) -> Iterator[Step]:
+    for way in _rotated(_GATE_WAYS, round_):
+        if way is not Way.NAIVE:
+            run = functools.partial(_turn, bench, samples, way, turns.GATE_SIZES)
+            yield Step(f"turns, {way}", run)
+        if way is not Way.PLAIN:
+            run = functools.partial(_relay, bench, samples, way, relays.GATE_BURSTS, ())
+            yield Step(f"relay, {way}", run)
+    if round_ == 0:
+        yield Step(
+            "state", lambda round_: footprint.measure_state(round_, samples, _STATE_SIZES[:1], 50)
+        )
+
+
+def _rotated(ways: Sequence[Way], by: int) -> Sequence[Way]:
+    """Begin with another way in every round, so that none always comes first."""
+    by %= len(ways)
+    return (*ways[by:], *ways[:by])
+
+
+# --- the end -------------------------------------------------------------------------------------
+
+
+def _show(
+    samples: Samples, screen: Screen, arguments: argparse.Namespace, document: dict[str, Any]
+) -> None:
+    for table in report.tables(samples):
+        screen.table(table.columns, table.rows)
+    if arguments.part == "all" and not arguments.gate:
+        goals = report.goals_table(samples)
+        screen.table(goals.columns, goals.rows)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+        screen.say(f"JSON: {arguments.json}")
+    if arguments.plot:
+        screen.say(_draw(samples, report.machine_line(document["machine"]), arguments.plot))
+
+
+def _draw(samples: Samples, caption: str, path: Path) -> str:
+    try:
+        plot.write(samples, caption, path)
+    except ImportError:
+        return "No plot: matplotlib is missing; pip install 'turnwire[bench]' brings it."
+    return f"Plot: {path}"
+
+
+def _gate(samples: Samples, screen: Screen) -> int:
+    table = report.gates_table(GATES, samples)
+    screen.table(table.columns, table.rows)
+    holds = all(gate.holds(gate.measure(samples)) for gate in GATES)
+    return OK if holds else FAILED
