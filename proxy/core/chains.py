@@ -7,13 +7,14 @@ keyed item by item in canonical form, so that a client which spells old items an
 well; `heads_at` gives the heads that answered exactly that history. There may be several: retries,
 forks and parallel runs of one agent share theirs until the first answer.
 
-The store is bounded in bytes and in time, and forgets the oldest head first. A
-forgotten chain costs one full send. Every key is scoped by its principal.
+The store is bounded in bytes and in time, and forgets the oldest head first. A forgotten chain
+costs one full send. Every key is scoped by its principal.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cachetools import TTLCache
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from proxy.core.history import Head
     from proxy.core.prefix import Address
-    from proxy.core.request import Prefix
+    from proxy.core.request import Frame, Prefix
 
 PREFIX_BYTES = 700
 
@@ -70,15 +71,6 @@ class _Entries(TTLCache[int, _Entry]):
         return expired
 
 
-@dataclass(slots=True)
-class _Shared:
-    """What all turns of a chain have in common: held and counted once, until the last one goes."""
-
-    suffix: bytes
-    size_bytes: int
-    users: int
-
-
 class ChainStore:
     """
     All heads, bounded by `max_bytes` and `ttl_s`.
@@ -94,8 +86,8 @@ class ChainStore:
         self._entries = _Entries(max_bytes, ttl_s, timer, self._let_go)
         self._by_history: dict[bytes, list[_Entry]] = {}
         self._by_response: dict[tuple[str, str], _Entry] = {}
-        self._shared: dict[int, _Shared] = {}
-        self._shared_bytes = 0
+        self._frame_users: Counter[int] = Counter()
+        self._frame_bytes = 0
         self._max_bytes = max_bytes
         self._serial = 0
         self.ids_are_unique = True
@@ -107,7 +99,7 @@ class ChainStore:
     @property
     def size_bytes(self) -> int:
         """How much memory the heads hold, about."""
-        return int(self._entries.currsize) + self._shared_bytes
+        return int(self._entries.currsize) + self._frame_bytes
 
     def prefixes(self, principal: str, body: bytes) -> list[Prefix]:
         """Return the known beginnings of a body, longest first."""
@@ -170,21 +162,27 @@ class ChainStore:
         self, head: Head, body: bytes, prefix: Prefix | None, parent: Head | None
     ) -> _Entry:
         self._serial += 1
-        size = head.size_bytes + PREFIX_BYTES
-        suffix = b"" if prefix is None else prefix.suffix
-        shared = self._shared.get(id(head.envelope))
-        if shared is None:
-            shared = _Shared(suffix, head.envelope.size_bytes + len(suffix), 0)
-            self._shared[id(head.envelope)] = shared
-            self._shared_bytes += shared.size_bytes
-        shared.users += 1
+        if parent is not None and parent.settings == head.settings:
+            head.settings = parent.settings  # one mapping for the whole chain
         address = None
         if prefix is not None:
-            if suffix == shared.suffix:
-                prefix = replace(prefix, suffix=shared.suffix)
             address = self._prefixes.put(head.principal, body, prefix)
+            self._use_frame(prefix.frame)
         older = self._by_response.get((parent.principal, parent.response_id)) if parent else None
+        size = head.size_bytes + PREFIX_BYTES
         return _Entry(self._serial, head, prefix, address, older, size)
+
+    def _use_frame(self, frame: Frame) -> None:
+        # What all turns of a chain have in common is counted once, until the last one goes.
+        if not self._frame_users[id(frame)]:
+            self._frame_bytes += frame.size_bytes
+        self._frame_users[id(frame)] += 1
+
+    def _leave_frame(self, frame: Frame) -> None:
+        self._frame_users[id(frame)] -= 1
+        if not self._frame_users[id(frame)]:
+            del self._frame_users[id(frame)]
+            self._frame_bytes -= frame.size_bytes
 
     def _thin_out(self, entry: _Entry) -> None:
         """Let the ancestor go that is `LINEAGE_KEPT` turns older."""
@@ -199,19 +197,17 @@ class ChainStore:
             self.forget(ancestor.head)
 
     def _drop_prefix(self, entry: _Entry) -> None:
-        if entry.prefix is not None and entry.address is not None:
+        if entry.prefix is None:
+            return
+        if entry.address is not None:
             self._prefixes.drop(entry.address, entry.prefix)
+        self._leave_frame(entry.prefix.frame)
         entry.prefix = entry.address = None
 
     def _let_go(self, entry: _Entry) -> None:
         if not entry.is_held:
             return  # it was forgotten when its time was up, and expires only now
         entry.is_held = False
-        shared = self._shared[id(entry.head.envelope)]
-        shared.users -= 1
-        if not shared.users:
-            del self._shared[id(entry.head.envelope)]
-            self._shared_bytes -= shared.size_bytes
         self._drop_prefix(entry)
         same = self._by_history.get(entry.head.history, [])
         if entry in same:

@@ -13,11 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from proxy.core.items import Form, Item, produced_form
+from proxy.core.items import Form, Item
 from proxy.core.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from proxy.core.request import Envelope, TurnRequest
 
@@ -64,17 +64,15 @@ class Head:
     stored: bool
     history: bytes
     item_count: int
-    envelope: Envelope
+    settings: Mapping[str, bytes]
     output: tuple[Form, ...]
     blocked: Reason | None = None
 
     @property
     def size_bytes(self) -> int:
-        """How much memory the head holds, about; its envelope is shared and counted apart."""
-        return 900 + sum(
-            200 + sum(len(key) + len(text) + 120 for key, text in form.fields.items())
-            for form in self.output
-        )
+        """How much memory the head holds, about; its settings are shared by the chain."""
+        fields = (text for form in self.output for text in form.fields.values())
+        return 700 + 300 * len(self.output) + sum(len(text) + 50 for text in fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +114,7 @@ def match(
         return Mismatch(Reason.REPEATED)
     if head.blocked is not None:
         return Mismatch(head.blocked)
-    if (changed := changed_settings(head.envelope, envelope, policy)) is not None:
+    if (changed := changed_settings(head.settings, envelope.fingerprints, policy)) is not None:
         return Mismatch(changed)
     echoed, missing = _take_echo(head.output, following)
     if (reason := _judge_missing(head.output, missing, policy)) is not None:
@@ -127,15 +125,13 @@ def match(
     return Match(echoed, delta)
 
 
-def changed_settings(old: Envelope, new: Envelope, policy: MatchingPolicy) -> Reason | None:
+def changed_settings(
+    old: Mapping[str, bytes], new: Mapping[str, bytes], policy: MatchingPolicy
+) -> Reason | None:
     """Return the reason for the most telling setting that differs, or None if none does."""
-    if old is new or old.fingerprints == new.fingerprints:
+    if old is new or old == new:
         return None
-    keys = {
-        key
-        for key in old.fingerprints.keys() | new.fingerprints.keys()
-        if old.fingerprints.get(key) != new.fingerprints.get(key)
-    }
+    keys = {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
     if policy.ignore_changed_tools:
         keys.discard("tools")
     if not keys:
@@ -177,7 +173,7 @@ def _echoes(item: Item, form: Form) -> bool:
         return form.item_id is not None and item.value.get("id") == form.item_id
     if item.type != form.type:
         return False
-    echo = item.produced_form
+    echo = item.compact_form
     if echo.name is not None and form.name is not None and echo.name != form.name:
         return False
     if form.type == "reasoning":
@@ -237,7 +233,7 @@ def pending_calls(output: Sequence[Form]) -> set[str]:
 def _gaps(missing: Sequence[Form], following: Sequence[Item]) -> tuple[Gap, ...]:
     """Find items of the answer that came back recognisable but unequal."""
     known = {form.call_id or form.sealed for form in missing} - {None}
-    echoes = [item.produced_form for item in following if known and item.is_produced]
+    echoes = [item.compact_form for item in following if known and item.is_produced]
     return tuple(
         Gap(_differing(form, echo))
         for echo in echoes
@@ -297,7 +293,7 @@ def new_head(
         stored=request.envelope.stored,
         history=request.history,
         item_count=request.item_count,
-        envelope=request.envelope,
+        settings=request.envelope.fingerprints,
         output=final or streamed,
         blocked=Reason.COMPACTED if request.compacts else None,
     )
@@ -311,4 +307,4 @@ def _same_output(one: Sequence[Form], other: Sequence[Form]) -> bool:
 
 def read_output(raw_items: Sequence[bytes]) -> tuple[Form, ...]:
     """Return the canonical forms of a response's output. Raises ValueError if one can't be read."""
-    return tuple(produced_form(Item(raw).value) for raw in raw_items)
+    return tuple(Item(raw).compact_form for raw in raw_items)

@@ -23,7 +23,7 @@ client's own bytes.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 DIGEST_BYTES = 16
+
+# Longer texts are kept as digests. No canonical text of a value begins as a digest is written.
+KEPT_TEXT = 64
 
 # What the service, an SDK or an agent attaches to an item the model produced, and takes away
 # again, without a change of meaning.
@@ -142,6 +145,11 @@ class Item:
         return produced_form(self.value)
 
     @cached_property
+    def compact_form(self) -> Form:
+        """`produced_form` with digests for long texts, as heads keep it."""
+        return compact(self.produced_form)
+
+    @cached_property
     def canonical_text(self) -> str:
         """The whole canonical form as one text, by the rules of the item's kind."""
         if self.is_produced:
@@ -195,6 +203,26 @@ def produced_form(value: Mapping[str, JSON]) -> Form:
         item_id=_text(value.get("id")),
         sealed=sealed,
     )
+
+
+def compact(form: Form) -> Form:
+    """
+    Return a form with long texts replaced by their digests: it compares as the form does.
+
+    What a head costs in memory then depends on the number of its items, and not on their length.
+    """
+    return replace(
+        form,
+        fields={key: _short(text) for key, text in form.fields.items()},
+        sealed=None if form.sealed is None else _short(form.sealed),
+    )
+
+
+def _short(text: str) -> str:
+    if len(text) <= KEPT_TEXT:
+        return text
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES)
+    return f"digest {digest.hexdigest()}"
 
 
 def _reasoning_fields(fields: dict[str, str], sealed: str | None) -> dict[str, str]:

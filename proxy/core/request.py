@@ -119,23 +119,43 @@ class Envelope:
     @property
     def size_bytes(self) -> int:
         """How much memory the envelope holds, about."""
-        return 200 + sum(len(setting.raw) + 150 for setting in self.settings)
+        return 200 + sum(2 * len(setting.raw) + 150 for setting in self.settings)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """
+    What stands around the items of a body: the settings before (`head`) and the bytes after.
+
+    Most clients send the same bytes at every turn, so one frame serves a whole conversation, with
+    the `envelope` that it was read as. Some write something new there each time (Codex: ids and
+    times), and then only `suffix_hash` is kept, to notice when that ends.
+    """
+
+    head: tuple[Setting, ...]
+    suffix_hash: int
+    suffix: bytes | None = None
+    envelope: Envelope | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """How much memory the frame holds, about; a `head` without a suffix is another frame's."""
+        if self.suffix is None or self.envelope is None:
+            return 200
+        return 200 + len(self.suffix) + self.envelope.size_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Prefix:
     """
     The beginning of a body seen before: `length` bytes, up to the end of its last item.
 
-    `head` are the settings that stand before `input`, `suffix` all bytes after the last item,
-    and `history` the key of the `item_count` items inside the prefix.
+    `history` is the key of the `item_count` items inside the prefix.
     """
 
     length: int
     input_start: int
-    head: tuple[Setting, ...]
-    suffix: bytes
-    envelope: Envelope
+    frame: Frame
     item_count: int
     history: bytes
     compacts: bool
@@ -148,7 +168,7 @@ class TurnRequest:
 
     `items` are the items after the first `base_count`; `histories[i]` is the key of the history
     that ends before `items[i]`, and `histories[-1]` that of the whole request. `compacts` tells
-    whether the history holds a `compaction_trigger` anywhere.
+    whether the history holds a `compaction_trigger` anywhere. `frame` is that of the base.
     """
 
     body: bytes
@@ -160,6 +180,7 @@ class TurnRequest:
     histories: Sequence[bytes]
     compacts: bool
     head: tuple[Setting, ...] = field(repr=False, default=())
+    frame: Frame | None = field(repr=False, default=None)
 
     @property
     def history(self) -> bytes:
@@ -216,13 +237,19 @@ class TurnRequest:
         return Prefix(
             length=length,
             input_start=self.input_start,
-            head=self.head,
-            suffix=self.body[length:],
-            envelope=self.envelope,
+            frame=self._frame(self.body[length:]),
             item_count=self.item_count,
             history=self.history,
             compacts=self.compacts,
         )
+
+    def _frame(self, suffix: bytes) -> Frame:
+        base, mark = self.frame, hash(suffix)
+        if base is not None and base.envelope is self.envelope:
+            return base
+        if base is None or base.suffix_hash == mark:
+            return Frame(self.head, mark, suffix, self.envelope)
+        return Frame(self.head, mark)
 
 
 def parse_body(body: bytes, root: bytes, fingerprints: Fingerprinter) -> TurnRequest | Reason:
@@ -278,13 +305,16 @@ def parse_tail(body: bytes, prefix: Prefix, fingerprints: Fingerprinter) -> Turn
 def _same_suffix(body: bytes, prefix: Prefix, fingerprints: Fingerprinter) -> TurnRequest | None:
     # With the bytes after the array as they were, the settings are as they were: what stands
     # between must be a list by itself, and then the parser's state behind it is the same too.
-    if not body.endswith(prefix.suffix) or len(body) < prefix.length + len(prefix.suffix):
+    suffix, envelope = prefix.frame.suffix, prefix.frame.envelope
+    if suffix is None or envelope is None or not body.endswith(suffix):
         return None
-    between = body[prefix.length : len(body) - len(prefix.suffix)]
+    if len(body) < prefix.length + len(suffix):
+        return None
+    between = body[prefix.length : len(body) - len(suffix)]
     if (items := _appended_items(between)) is None:
         return None
-    array_end = len(body) - len(prefix.suffix.lstrip(WHITE_SPACE)) + 1
-    return _continued(body, prefix, prefix.envelope, array_end, items, fingerprints)
+    array_end = len(body) - len(suffix.lstrip(WHITE_SPACE)) + 1
+    return _continued(body, prefix, envelope, array_end, items, fingerprints)
 
 
 def _appended_items(between: bytes) -> list[Item] | None:
@@ -312,11 +342,11 @@ def _new_suffix(body: bytes, prefix: Prefix, fingerprints: Fingerprinter) -> Tur
     found = members(opening + rest)
     array = found[0]
     tail = [Setting(m.key, rest[m.start - len(opening) : m.end - len(opening)]) for m in found[1:]]
-    if {setting.key for setting in tail} & {setting.key for setting in prefix.head}:
+    if {setting.key for setting in tail} & {setting.key for setting in prefix.frame.head}:
         return None
     items = _items(b"[" + rest[: array.end - len(opening)])
     array_end = len(body) - len(rest) + array.end - len(opening)
-    envelope = read_envelope([*prefix.head, *tail], fingerprints)
+    envelope = read_envelope([*prefix.frame.head, *tail], fingerprints)
     return _continued(body, prefix, envelope, array_end, items, fingerprints)
 
 
@@ -337,7 +367,8 @@ def _continued(
         items=items,
         histories=fold(prefix.history, items, fingerprints),
         compacts=prefix.compacts or _holds_trigger(items),
-        head=prefix.head,
+        head=prefix.frame.head,
+        frame=prefix.frame,
     )
 
 

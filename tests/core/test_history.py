@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from builders import body, call, dump, message, output, reasoning, user
@@ -26,6 +26,9 @@ from proxy.core.items import Fingerprinter, Item
 from proxy.core.reasons import Reason
 from proxy.core.request import Envelope, TurnRequest, parse_body
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 FINGERPRINTS = Fingerprinter(b"0123456789abcdef")
 DEFAULT = MatchingPolicy()
 STRICT = MatchingPolicy(ignore_missing_reasoning=False)
@@ -42,6 +45,11 @@ def request(*items: Any, **settings: Any) -> TurnRequest:
 def envelope(**settings: Any) -> Envelope:
     """Return the settings of a request."""
     return request(user("a"), **settings).envelope
+
+
+def settings(**given: Any) -> Mapping[str, bytes]:
+    """Return what two turns of a chain must have in common, for these settings."""
+    return envelope(**given).fingerprints
 
 
 def head_of(answer: list[Any], *history: Any, **settings: Any) -> Head:
@@ -366,7 +374,7 @@ MUST_BE_EQUAL: dict[str, tuple[Any, Reason]] = {
 def test_fields_of_one_response_may_differ(key: str) -> None:
     """They are sent again anyway, with either value, there or not."""
     for old, new in (({}, {key: MAY_DIFFER[key]}), ({key: MAY_DIFFER[key]}, {})):
-        assert changed_settings(envelope(**old), envelope(**new), DEFAULT) is None
+        assert changed_settings(settings(**old), settings(**new), DEFAULT) is None
 
 
 @pytest.mark.parametrize("key", MUST_BE_EQUAL)
@@ -374,23 +382,23 @@ def test_all_other_fields_must_be_equal(key: str) -> None:
     """A change, an addition or a removal ends the chain, with the most telling reason."""
     value, reason = MUST_BE_EQUAL[key]
     for old, new in (({}, {key: value}), ({key: value}, {}), ({key: value}, {key: ...})):
-        assert changed_settings(envelope(**old), envelope(**new), DEFAULT) is reason
-    assert changed_settings(envelope(**{key: value}), envelope(**{key: value}), DEFAULT) is None
+        assert changed_settings(settings(**old), settings(**new), DEFAULT) is reason
+    assert changed_settings(settings(**{key: value}), settings(**{key: value}), DEFAULT) is None
 
 
 def test_the_most_telling_change_is_named() -> None:
     """Model before instructions, instructions before tools, tools before the rest."""
     changes = {key: value for key, (value, _) in MUST_BE_EQUAL.items()}
     for key in ("model", "instructions", "tools", "novel"):
-        named = changed_settings(envelope(), envelope(**changes), DEFAULT)
+        named = changed_settings(settings(), settings(**changes), DEFAULT)
         assert named is MUST_BE_EQUAL[key][1]
         changes.pop(key)
 
 
 def test_changed_tools_by_policy() -> None:
     """Other tools may continue a chain if the operator says so; other settings still end it."""
-    assert changed_settings(envelope(), envelope(tools=[]), LENIENT) is None
-    both = changed_settings(envelope(), envelope(tools=[], novel=1), LENIENT)
+    assert changed_settings(settings(), settings(tools=[]), LENIENT) is None
+    both = changed_settings(settings(), settings(tools=[], novel=1), LENIENT)
     assert both is Reason.CHANGED_SETTINGS
 
 
@@ -398,13 +406,13 @@ def test_a_setting_is_compared_by_meaning() -> None:
     """Another spelling is the same, another number is not; null is as good as absent."""
     assert (
         changed_settings(
-            envelope(novel={"a": 1, "b": 2}), envelope(novel={"b": 2, "a": 1}), DEFAULT
+            settings(novel={"a": 1, "b": 2}), settings(novel={"b": 2, "a": 1}), DEFAULT
         )
         is None
     )
-    assert changed_settings(envelope(novel=1), envelope(novel=1.0), DEFAULT)
-    assert changed_settings(envelope(novel=None), envelope(), DEFAULT) is None
-    assert changed_settings(same := envelope(), same, DEFAULT) is None
+    assert changed_settings(settings(novel=1), settings(novel=1.0), DEFAULT)
+    assert changed_settings(settings(novel=None), settings(), DEFAULT) is None
+    assert changed_settings(same := settings(), same, DEFAULT) is None
 
 
 def test_changed_settings_end_a_chain() -> None:

@@ -287,6 +287,26 @@ def test_what_follows_a_prefix_is_all_that_is_read() -> None:
     assert request.prefix() == whole.prefix()
 
 
+def test_bytes_that_change_at_every_turn_are_not_kept() -> None:
+    """What stands around the items is remembered as long as it stays the same."""
+
+    def turn(mark: str, *items: dict[str, Any]) -> bytes:
+        return body(user("a"), *items, model="m", client_metadata={"id": mark})
+
+    steps = [turn("1"), turn("2", user("b")), turn("3", user("b"), user("c"))]
+    steps += [turn("3", user("b"), user("c"), user("d"))]
+    prefixes = [read(steps[0]).prefix()]
+    for raw in steps[1:]:
+        assert prefixes[-1] is not None
+        request = parse_tail(raw, prefixes[-1], FINGERPRINTS)
+        assert request is not None
+        assert request.full_message() == read(raw).full_message()
+        prefixes.append(request.prefix())
+
+    kept = [prefix and prefix.frame.suffix is not None for prefix in prefixes]
+    assert kept == [True, False, False, True]
+
+
 def test_white_space_around_the_last_item_is_no_part_of_a_prefix() -> None:
     """A prefix ends with its last item, however the list is laid out."""
     raw = json.dumps({"input": [user("a")], "model": "m"}, indent=2).encode()
@@ -294,7 +314,8 @@ def test_white_space_around_the_last_item_is_no_part_of_a_prefix() -> None:
 
     assert prefix is not None
     assert raw[: prefix.length].endswith(b"}")
-    assert prefix.suffix.lstrip().startswith(b"]")
+    assert prefix.frame.suffix is not None
+    assert prefix.frame.suffix.lstrip().startswith(b"]")
 
 
 def test_a_retry_has_no_new_items() -> None:
