@@ -168,9 +168,8 @@ def answer(context: Context, options: AnswerOptions | None = None) -> Answer:
         items.append(_reasoning(dice))
     if calls:
         if _is_nth(progress.rounds, options.commentary_every):
-            items.append(
-                _message(f"Round {progress.rounds + 1}: {dice.words('aside', 6)}", "commentary")
-            )
+            text = f"Round {progress.rounds + 1}: {dice.words('aside', 6)}".rstrip()
+            items.append(_message(text, "commentary"))
         items.extend(calls)
     else:
         length = progress.tokens_wanted or options.message_tokens

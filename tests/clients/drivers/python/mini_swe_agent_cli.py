@@ -35,7 +35,8 @@ messages = json.loads(TRAJECTORY.read_text(encoding="utf-8"))["messages"]
 texts = [
     part["text"]
     for message in messages
-    for item in message.get("output") or []
+    if isinstance(message.get("output"), list)
+    for item in message["output"]
     if item.get("type") == "message"
     for part in item["content"]
 ]
