@@ -18,7 +18,7 @@ import pytest
 from builders import body, message, user
 
 from proxy.core.items import Fingerprinter
-from proxy.core.prefix import PrefixIndex
+from proxy.core.prefix import CROWD, SMALLEST_STEP, PrefixIndex
 from proxy.core.request import Prefix, TurnRequest, parse_body, parse_tail
 
 FINGERPRINTS = Fingerprinter(b"0123456789abcdef")
@@ -121,6 +121,46 @@ def test_a_prefix_of_the_same_bytes_takes_the_place() -> None:
     index.drop(address, newer)
     assert not index.find("p", GROWN[0])
     assert len(index) == 0
+
+
+def test_a_crowd_with_one_beginning_is_found_and_leaves_nothing() -> None:
+    """Thousands of conversations share their first bytes: each is found, all can be dropped."""
+    rng = random.Random(3)
+    shared = rng.randbytes(20_000)
+    bodies = [
+        shared[: rng.randrange(16, 20_000)] + rng.randbytes(rng.randrange(1, 12_000))
+        for _ in range(1500)
+    ]
+    index = PrefixIndex(SEED)
+    template = prefix_of(GROWN[0])
+    rows = []
+    for raw in bodies:
+        prefix = replace(template, length=len(raw))
+        rows.append((index.put("p", raw, prefix), prefix))
+    assert len(index) == len(bodies)
+
+    for raw, (_, prefix) in zip(bodies, rows, strict=True):
+        assert any(found is prefix for found in index.find("p", raw + b"more"))
+    assert index.find("p", bodies[0])[0] is rows[0][1]
+
+    rng.shuffle(rows)
+    for address, prefix in rows:
+        assert address is not None
+        index.drop(address, prefix)
+    assert len(index) == 0
+    assert not index._buckets
+
+
+def test_a_look_up_does_not_go_through_a_crowd() -> None:
+    """However many there are of one beginning, few lengths lie together."""
+    shared = random.Random(4).randbytes(20_000)
+    index = PrefixIndex(SEED)
+    for number in range(3000):
+        raw = shared + number.to_bytes(4, "big") * (1 + number)
+        index.put("p", raw, replace(prefix_of(GROWN[0]), length=len(raw)))
+
+    crowds = [len(bucket.by_length) for bucket in index._buckets.values()]
+    assert max(crowds) <= CROWD + SMALLEST_STEP
 
 
 def test_dropping_one_leaves_the_others() -> None:
