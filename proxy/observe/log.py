@@ -19,11 +19,13 @@ in one handler, and what protects people sits there, at the sink:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import sys
 import time
 import traceback
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
 import structlog
@@ -77,6 +79,11 @@ FACTS: Final = frozenset(
     }
 )
 
+# Values under these names are made by this process, and never come from outside.
+MADE_HERE: Final = frozenset(
+    {"level", "logger", "mode", "principal", "reason", "timestamp", "turn"}
+)
+
 _SECRET_NAME = re.compile(
     r"authorization|api[-_]?key|secret|passw|cookie|credential|bearer|token(?!s)", re.IGNORECASE
 )
@@ -122,23 +129,15 @@ def configure(
         if is_console
         else structlog.processors.JSONRenderer()
     )
-    common: list[Processor] = [
-        structlog.stdlib.add_log_level,
-        structlog.stdlib.add_logger_name,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        _tell_exception,
-    ]
+    throttle = Throttle(LINES_PER_S, clock)
+    finish: list[Processor] = [redact_event, renderer]
     handler = logging.StreamHandler(stream)
     handler.addFilter(_quieten)
-    handler.addFilter(_Limit(Throttle(LINES_PER_S, clock)))
+    handler.addFilter(_Limit(throttle))
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=common,
-            processors=[
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                redact_event,
-                renderer,
-            ],
+            foreign_pre_chain=_describing(),
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *finish],
         )
     )
     root = logging.getLogger()
@@ -147,17 +146,44 @@ def configure(
     library_level = logging.INFO if number == logging.DEBUG else logging.WARNING
     for name in ("aiohttp", "asyncio", "websockets"):
         logging.getLogger(name).setLevel(max(number, library_level))
+    # Our own lines don't take the way through the standard library's logging, which would cost
+    # more than all that a turn is otherwise told of.
     structlog.configure(
-        processors=[*common, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        logger_factory=structlog.stdlib.LoggerFactory(),
+        processors=[*_describing(), _limiting(throttle), *finish],
+        logger_factory=lambda *names: _LineLogger(names[0] if names else "turnwire", stream),
         wrapper_class=structlog.make_filtering_bound_logger(number),
         cache_logger_on_first_use=False,
     )
 
 
+def _describing() -> list[Processor]:
+    return [
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _tell_exception,
+    ]
+
+
+class _LineLogger:
+    """Writes finished lines to a stream. structlog calls it by the name of the level."""
+
+    def __init__(self, name: str, stream: TextIO) -> None:
+        self.name = name
+        self._stream = stream
+
+    def info(self, line: str) -> None:
+        """Write one line; a stream that is gone is nobody's business here."""
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(line + "\n")
+            self._stream.flush()
+
+    debug = warning = error = critical = exception = info
+
+
 def get_logger(**bound: object) -> FilteringBoundLogger:
-    """Give a logger that adds the bound facts to each of its lines."""
-    return cast("FilteringBoundLogger", structlog.get_logger("turnwire", **bound))
+    """Give a logger, as configured now, that adds the bound facts to each of its lines."""
+    return cast("FilteringBoundLogger", structlog.get_logger("turnwire").bind(**bound))
 
 
 def log_turn(
@@ -205,17 +231,28 @@ def redact(text: str) -> str:
     return text
 
 
+# Names are few, and come from our own code mostly: what is thought of each is remembered.
+_safe_name = lru_cache(maxsize=512)(redact)
+
+
+@lru_cache(maxsize=512)
+def _names_a_secret(name: str) -> bool:
+    return _SECRET_NAME.search(name) is not None
+
+
 def redact_event(
     _logger: WrappedLogger, _method: str, event: EventDict
 ) -> MutableMapping[str, Any]:
     """Make an event fit to be seen: the last processor before the renderer."""
-    return {redact(str(name)): _presentable(str(name), value) for name, value in event.items()}
+    return {_safe_name(str(name)): _presentable(str(name), value) for name, value in event.items()}
 
 
 def _presentable(name: str, value: object) -> object:
     if value is None or isinstance(value, bool | int | float):
         return value
-    if _SECRET_NAME.search(name):
+    if name in MADE_HERE and isinstance(value, str):
+        return value
+    if _names_a_secret(name):
         return REDACTED
     if isinstance(value, str):
         limit = MAX_EXCEPTION_CHARS if name == "exception" else MAX_STRING_CHARS
@@ -300,8 +337,24 @@ class Throttle:
         return held
 
 
+def _limiting(throttle: Throttle) -> Processor:
+    """Make the processor that applies a throttle to warnings and errors of our own."""
+
+    def limit(_logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+        if method in ("debug", "info"):
+            return event
+        held = throttle.allow(str(event.get("event")))
+        if held is None:
+            raise structlog.DropEvent
+        if held:
+            event["suppressed"] = held
+        return event
+
+    return limit
+
+
 class _Limit(logging.Filter):
-    """Applies a throttle to warnings and errors, by the name of their event."""
+    """Applies a throttle to the warnings and errors of libraries."""
 
     def __init__(self, throttle: Throttle) -> None:
         super().__init__()
@@ -311,11 +364,8 @@ class _Limit(logging.Filter):
         """Decide on one record; what was held back is told on the next that passes."""
         if record.levelno < logging.WARNING:
             return True
-        event = record.msg if isinstance(record.msg, dict) else None
-        held = self._throttle.allow(str(event.get("event") if event else record.msg))
-        if held and event:
-            event["suppressed"] = held
-        elif held:
+        held = self._throttle.allow(str(record.msg))
+        if held:
             record.msg, record.args = f"{record.getMessage()} (and {held} more before)", ()
         return held is not None
 
