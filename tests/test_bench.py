@@ -6,6 +6,7 @@ import operator
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -157,7 +158,8 @@ def full_samples():
     samples = Samples()
     for way, us in ((Way.STRAIGHT, 10.0), (Way.TURNWIRE, 30.0), (Way.PLAIN, 60.0)):
         for cell, factor in (("10 KB", 1), ("1 MB", 4), ("10 MB", 9)):
-            samples.add(turns.PART, way, cell, 0, turn_us=us * factor, upstream_bytes=1000.0)
+            values = {"turn_us": us * factor, "cpu_us": us * factor, "upstream_bytes": 1000.0}
+            samples.add(turns.PART, way, cell, 0, **values)
     for way, cpu_us in ((Way.TURNWIRE, 1.0), (Way.NGINX, 0.75), (Way.NAIVE, 25.0)):
         samples.add(relays.BURST, way, "1 stream", 0, cpu_us=cpu_us)
     for way, us in ((Way.STRAIGHT, 5.0), (Way.TURNWIRE, 60.0), (Way.NGINX, 60.0)):
@@ -560,6 +562,27 @@ def test_a_quick_run_measures_everything(tmp_path):
     assert "whole turn, us" in output
     assert "idle resident memory" in output
     assert "<svg" in (tmp_path / "bench.svg").read_text()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are found in /proc")
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_an_interrupted_run_ends_what_it_started(tmp_path, number, status):
+    """All its children are gone when it is."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "proxy", "bench", "turn"],
+        cwd=tmp_path, env=python_environment(), stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with process:
+        for line in process.stderr:
+            if "turns, turnwire" in line:
+                break
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        while not (started := children.read_text().split()):
+            pass
+        process.send_signal(number)
+        assert process.wait(60) == status
+    assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]
 
 
 def test_it_runs_without_a_compiler(tmp_path):

@@ -1,7 +1,9 @@
 """
 The processes of the benchmark: started, placed on cores, watched and ended.
 
-Only children of this process are ever ended, each by its own handle. The proxy under test gets a
+Only children of this process are ever ended, each by its own handle, and all of them are: also
+when a signal ends the benchmark, which is why `unwinding` keeps signals from coming between the
+birth of a child and the note of it. The proxy under test gets a
 core for itself where there are two; everything else shares the others. CPU time comes from
 `/proc/PID/task/*/schedstat`, in nanoseconds; where that does not exist it is None.
 """
@@ -17,7 +19,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from proxy.errors import TurnwireError
 
@@ -66,7 +68,7 @@ class Child:
     ) -> None:
         self.name = Path(command[0]).name
         self._errors = errors
-        with errors.open("ab") as sink:
+        with errors.open("ab") as sink, _birth(self):
             self._process = subprocess.Popen(  # noqa: S603  programs of ours, and nginx
                 list(command),
                 stdin=subprocess.PIPE,
@@ -75,12 +77,12 @@ class Child:
                 env=dict(env or os.environ),
                 start_new_session=True,  # Ctrl-C reaches us alone, and we end the others
             )
+            assert self._process.stdout is not None
+            self._out = self._process.stdout
+            self._selector = selectors.DefaultSelector()
+            self._selector.register(self._out, selectors.EVENT_READ)
+            self._rest = b""
         self.pid = self._process.pid
-        self._rest = b""
-        self._selector = selectors.DefaultSelector()
-        assert self._process.stdout is not None
-        self._out = self._process.stdout
-        self._selector.register(self._out, selectors.EVENT_READ)
         _place(self.pid, role, realtime=realtime)
 
     def read_line(self, timeout_s: float) -> str:
@@ -121,7 +123,7 @@ class Child:
         return self._process.poll() is not None
 
     def end(self) -> None:
-        """End it: with the end of its input, then SIGTERM, then SIGKILL."""
+        """End it: with the end of its input, then SIGTERM, then SIGKILL. May be repeated."""
         process = self._process
         with contextlib.suppress(BrokenPipeError):
             if process.stdin is not None:
@@ -136,23 +138,52 @@ class Child:
                 continue
         self._selector.close()
         self._out.close()
+        _Births.living.discard(self)
+
+
+class _Births:
+    """Which children live, and a signal that came while one was being born."""
+
+    living: ClassVar[set[Child]] = set()
+    is_under_way = False
+    missed_signal: int | None = None
 
 
 @contextlib.contextmanager
-def child(
-    command: Sequence[str],
-    role: Role,
-    errors: Path,
-    *,
-    realtime: bool = False,
-    env: Mapping[str, str] | None = None,
-) -> Iterator[Child]:
-    """Start a process, and end it with the context."""
-    started = Child(command, role, errors, realtime=realtime, env=env)
+def _birth(newborn: Child) -> Iterator[None]:
+    """Note a child once it is there; a signal that came meanwhile acts then."""
+    _Births.is_under_way = True
     try:
-        yield started
+        yield
+        _Births.living.add(newborn)
     finally:
-        started.end()
+        _Births.is_under_way = False
+    if (number := _Births.missed_signal) is not None:
+        _Births.missed_signal = None
+        _unwind(number, None)
+
+
+def _unwind(number: int, _frame: object) -> None:
+    if _Births.is_under_way:
+        _Births.missed_signal = number
+    elif number == signal.SIGINT:
+        raise KeyboardInterrupt
+    else:
+        sys.exit(128 + number)
+
+
+@contextlib.contextmanager
+def unwinding() -> Iterator[None]:
+    """Let SIGINT and SIGTERM leave by an exception; end all children at the end of the context."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, _unwind) for number in numbers]
+    try:
+        yield
+    finally:
+        for living in list(_Births.living):
+            living.end()
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def python_command(module: str, *arguments: str) -> list[str]:

@@ -239,11 +239,13 @@ class UpstreamProtocol(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         due = loop.time()
         at = 0
-        while at < events:
+        while True:
             await self._may_write.wait()
             count = 1 if rate else min(_BURST_EVENTS, events - at)
             self._write_events(range(at, at + count), events)
             at += count
+            if at == events:
+                return  # at once: the next request may be here already
             if not rate:
                 await asyncio.sleep(0)
                 continue

@@ -32,6 +32,7 @@ from proxy.core.prefix import PrefixIndex
 from proxy.core.request import TurnRequest, parse_body
 
 if TYPE_CHECKING:
+    from proxy.bench.bodies import Parts
     from proxy.bench.load import Bench
     from proxy.bench.samples import Samples
 
@@ -103,20 +104,17 @@ class _Core:
         )
         self._turns = 0
 
-    def play(self, body: bytes, item: bytes) -> str:
-        """Carry out a turn that is answered with `item`; return the answer's id."""
+    def play(self, body: bytes, item: bytes, *, follows: bool) -> None:
+        """Carry out a turn that is answered with `item`; `follows`: it must continue a chain."""
         self._turns += 1
         plan = self._planner.plan(_PRINCIPAL, body)
-        if not isinstance(plan, Continue | Start):
-            raise BenchFailed(f"a turn was planned as {plan!r}")
-        ident = f"resp_{self._turns:016x}"
-        head = new_head(
-            plan.request, Answer(ident, [item], [item]), principal=_PRINCIPAL, connection_id=1
-        )
+        if not isinstance(plan, Continue if follows else Start):
+            raise BenchFailed(f"a turn was planned as {type(plan).__name__}: {plan.reason}")
+        answer = Answer(f"resp_{self._turns:016x}", [item], [item])
+        head = new_head(plan.request, answer, principal=_PRINCIPAL, connection_id=1)
         assert head is not None
         parent = plan.head if isinstance(plan, Continue) else None
         self.store.record(head, body, plan.request.prefix(), parent)
-        return ident
 
 
 def measure_state(
@@ -126,22 +124,25 @@ def measure_state(
     for name, history_bytes in sizes:
         parts = make_parts(history_bytes)
         core = _Core()
-        counts: list[int] = []
         tracemalloc.start()
         try:
-            for number in range(conversations):
-                nonce = b"nonce_%016x" % number
-                for turn in range(_TURNS_STORED):
-                    body = parts.body(turn).replace(NONCE_MARK.encode(), nonce, 1)
-                    core.play(body, parts.echo)
-                    del body
-                    if turn == 0:
-                        before = _traced()
-                counts.append(_traced() - before)
+            kept = [_kept_bytes(core, parts, number) for number in range(conversations)]
         finally:
             tracemalloc.stop()
-        per_turn = statistics.median(counts) / (_TURNS_STORED - 1)
+        per_turn = statistics.median(kept) / (_TURNS_STORED - 1)
         samples.add(STATE, Way.TURNWIRE, name, round_, bytes_per_turn=per_turn)
+
+
+def _kept_bytes(core: _Core, parts: Parts, number: int) -> int:
+    """Play one conversation; return what all its turns after the first have left behind."""
+    nonce = b"nonce_%016x" % number
+    after_first = 0
+    for turn in range(_TURNS_STORED):
+        body = parts.body(turn).replace(NONCE_MARK.encode(), nonce, 1)
+        core.play(body, parts.echo, follows=turn > 0)
+        del body
+        after_first = after_first or _traced()
+    return _traced() - after_first
 
 
 def _traced() -> int:

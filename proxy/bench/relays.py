@@ -100,7 +100,8 @@ def measure(
             played, spent_s = _play(bench, upstream, proxy, pace.streams, events, rate=pace.rate)
             samples.add(
                 PACED, way, pace.name, round_, p50_us=played.event_us["p50"],
-                p99_us=played.event_us["p99"], rate=played.events / played.wall_s,
+                p99_us=played.event_us["p99"],
+                kept_share=played.events / played.wall_s / pace.total_rate,
                 cpu_us=_per_event(spent_s, played),
             )  # fmt: skip
 

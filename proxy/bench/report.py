@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 _PACKAGES = ("aiohttp", "websockets", "uvloop", "msgspec", "xxhash", "pydantic")
 _NOTHING = "-"
+_STRAIGHT = Way.STRAIGHT.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +49,17 @@ def tables(samples: Samples) -> list[Table]:
     """Return a table of each value that was measured."""
     grids = [
         _grid(samples, turns.PART, "turn_us", "whole turn, us"),
-        _added(samples),
+        _added(samples, turns.PART, "turn_us", "added to a whole turn, us"),
         _grid(samples, turns.PART, "cpu_us", "CPU per turn, us"),
         _grid(samples, turns.PART, "upstream_bytes", "bytes sent upstream per turn, KB", 1e-3),
         _grid(samples, relays.BURST, "rate", "relay in bursts, thousand events/s", 1e-3),
         _grid(samples, relays.BURST, "cpu_us", "the same, CPU per event, us", decimals=2),
         _grid(samples, relays.PACED, "p50_us", "latency of an event at a pace, p50, us"),
-        _grid(samples, relays.PACED, "p99_us", "the same, p99, us"),
-        _grid(samples, relays.PACED, "cpu_us", "the same, CPU per event, us", decimals=1),
+        _added(samples, relays.PACED, "p50_us", "added to it, p50, us"),
+        _grid(samples, relays.PACED, "p99_us", "latency of an event at a pace, p99, us"),
+        _added(samples, relays.PACED, "p99_us", "added to it, p99, us"),
+        _grid(samples, relays.PACED, "cpu_us", "at a pace, CPU per event, us", decimals=1),
+        _grid(samples, relays.PACED, "kept_share", "at a pace, share of the rate kept, %", 100),
         _grid(samples, footprint.START, "ready_s", "ready after, s", decimals=2),
         _grid(samples, footprint.START, "resident_bytes", "resident memory, idle, MB", 1e-6),
         _grid(samples, footprint.MEMORY, "idle_bytes", "memory per idle conversation, KB", 1e-3),
@@ -82,22 +86,17 @@ def _grid(
     return Table(title, (title, *cells), tuple(rows)) if rows else None
 
 
-def _added(samples: Samples) -> Table | None:
-    """What a proxy adds to a turn, over the way without one."""
-    cells = samples.cells(turns.PART)
+def _added(samples: Samples, part: str, value: str, title: str) -> Table | None:
+    """What a proxy adds to a latency, over the way without one."""
+    cells = samples.cells(part)
     rows = []
-    for way in samples.ways(turns.PART):
+    for way in samples.ways(part):
         spreads = [
-            samples.combined(
-                operator.sub,
-                (turns.PART, way, cell, "turn_us"),
-                (turns.PART, Way.STRAIGHT, cell, "turn_us"),
-            )
+            samples.combined(operator.sub, (part, way, cell, value), (part, _STRAIGHT, cell, value))
             for cell in cells
         ]
-        if way != Way.STRAIGHT and any(spreads):
+        if way != _STRAIGHT and any(spreads):
             rows.append((way, *(_number(each.median if each else None) for each in spreads)))
-    title = "added to a whole turn, us"
     return Table(title, (title, *cells), tuple(rows)) if rows else None
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxy.bench import agents, footprint, plot, relays, report, turns
-from proxy.bench.children import BenchFailed
+from proxy.bench.children import BenchFailed, unwinding
 from proxy.bench.goals import GATES
 from proxy.bench.load import Bench, find_programs
 from proxy.bench.samples import Samples
@@ -35,6 +35,8 @@ MAX_ROUNDS = 100
 OK, FAILED = 0, 1
 
 _GATE_WAYS = (Way.TURNWIRE, Way.PLAIN, Way.NAIVE)
+# These take long and hardly vary: the first rounds are enough.
+_LONG_ROUNDS = 3
 _STATE_SIZES = (("10 KB", 10_000), ("1 MB", 1_000_000))
 
 
@@ -65,7 +67,8 @@ def main(arguments: argparse.Namespace) -> int:
         machine = report.machine()
         screen.say(f"{report.machine_line(machine)}\nload programs: {programs.description}")
         began = time.monotonic()
-        _measure(bench, samples, arguments)
+        with unwinding():
+            _measure(bench, samples, arguments)
         spent_s = time.monotonic() - began
     except BenchFailed as failure:
         sys.stderr.write(f"turnwire: the benchmark failed: {failure}\n")
@@ -114,6 +117,8 @@ def _steps(
         yield from _turn_steps(bench, samples, round_, quick=quick)
     if part in ("relay", "all"):
         yield from _relay_steps(bench, samples, round_, quick=quick)
+    if round_ >= _LONG_ROUNDS:
+        return
     if part == "all":
         yield from _footprint_steps(bench, samples, quick=quick)
     if part in ("agent", "all"):
@@ -189,6 +194,10 @@ def _gate_steps(bench: Bench, samples: Samples, round_: int) -> Iterator[Step]:
     if round_ == 0:
         yield Step(
             "state", lambda round_: footprint.measure_state(round_, samples, _STATE_SIZES[:1], 50)
+        )
+    if round_ < _LONG_ROUNDS:
+        yield Step(
+            "lookup", lambda round_: footprint.measure_lookup(bench, round_, samples, 1_000_000)
         )
 
 

@@ -48,7 +48,7 @@ SIZES = (
     Size("10 MB", 10_000_000, 1, 8),
 )
 QUICK_SIZES = (Size("10 KB", 10_000, 1, 3), Size("100 KB", 100_000, 1, 3))
-GATE_SIZES = (Size("10 KB", 10_000, 10, 8), Size("1 MB", 1_000_000, 3, 12))
+GATE_SIZES = (Size("10 KB", 10_000, 8, 8), Size("1 MB", 1_000_000, 2, 12))
 
 
 def measure(
