@@ -38,7 +38,7 @@ from proxy.simulator.meaning import is_model_item, item_type
 from proxy.simulator.wire import ApiError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from proxy.simulator.journal import Seen
     from proxy.simulator.wire import Item
@@ -126,8 +126,9 @@ async def run_row(row: Row) -> Result:
             through = await drive(row, running.port)
             await running.idle()
             judge_turns(result, through, running)
+            log = "\n".join(f"{call.args} {call.kwargs}" for call in running.log.calls)
         compare(result, straight, through)
-        result.output = _tail(straight, through)
+        result.output = f"{_tail(straight, through)}\n--- log\n{log}"
     except (AssertionError, OSError, TimeoutError) as error:
         result.problems.append(f"{type(error).__name__}: {error}")
     result.duration_s = time.monotonic() - started
@@ -209,20 +210,27 @@ def _environment(row: Row, home: Path, base_url: str) -> dict[str, str]:
 
 
 def compare(result: Result, straight: Run, through: Run) -> None:
-    """The client must end the same way and tell its user the same."""
-    row = result.row
+    """The client must end the same way and tell its user the same, unless it is known not to."""
+    found = list(_differences(result.row, straight, through))
+    if not result.row.difference:
+        result.problems.extend(found)
+    elif not found:
+        result.problems.append(f"no longer so: {result.row.difference}")
+
+
+def _differences(row: Row, straight: Run, through: Run) -> Iterator[str]:
     for name, run in (("straight", straight), ("through Turnwire", through)):
-        if run.exit_status:
-            result.problems.append(f"{name}: exit status {run.exit_status}")
+        if (run.exit_status != 0) is not row.gives_up:
+            yield f"{name}: exit status {run.exit_status}"
         if len(run.finals) != row.prompts:
-            result.problems.append(f"{name}: {len(run.finals)} of {row.prompts} final outputs")
+            yield f"{name}: {len(run.finals)} of {row.prompts} final outputs"
     ours, theirs = (_comparable(row, run.finals) for run in (through, straight))
     if ours != theirs:
-        result.problems.append(f"another final output: {ours!r}, straight {theirs!r}")
+        yield f"another final output: {ours!r}, straight {theirs!r}"
     upgraded = any(each.status == 101 for each in straight.exchanges)
     varies = upgraded or row.same is Same.ENDING
     if not varies and len(straight.turns) != len(through.turns):
-        result.problems.append(f"{len(through.turns)} turns, straight {len(straight.turns)}")
+        yield f"{len(through.turns)} turns, straight {len(straight.turns)}"
 
 
 def _comparable(row: Row, finals: Iterable[str]) -> list[object]:
@@ -247,6 +255,8 @@ def judge_turns(result: Result, run: Run, running: Stack) -> None:
         _judge_context(result, turn, records, running)
     if result.turns - result.follow_ups < result.row.openings:
         result.problems.append(f"fewer than {result.row.openings} conversations began")
+    if result.follow_ups - result.deltas > result.row.excused_at_most:
+        result.problems.append(f"more than {result.row.excused_at_most} turns were no deltas")
     gaps = running.proxy.metrics.registry.collect()
     for sample in (s for metric in gaps for s in metric.samples):
         if sample.name == "turnwire_normalisation_gaps_total" and sample.value:

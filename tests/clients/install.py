@@ -1,7 +1,7 @@
 """
 Pinned installs of clients, one directory each, in a cache that outlives the run.
 
-`TURNWIRE_CLIENTS_DIR` says where; otherwise it is the user's cache directory. npm clients share
+`CLIENTS_CACHE_DIR` says where; otherwise it is the user's cache directory. npm clients share
 one Node, itself an npm package, since most need a newer one than systems have. Each pip client has
 a virtual environment of its own. A file with the pinned packages marks a finished install: other
 pins, another install.
@@ -32,7 +32,7 @@ class InstallFailed(Exception):
 
 def cache_dir() -> Path:
     """Where clients are installed."""
-    given = os.environ.get("TURNWIRE_CLIENTS_DIR")
+    given = os.environ.get("CLIENTS_CACHE_DIR")
     if given:
         return Path(given)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

@@ -16,7 +16,7 @@ import struct
 import subprocess
 import sys
 
-_MARK = "TURNWIRE_CLIENTS_ISOLATED"
+_MARK = "CLIENTS_ISOLATED"
 _SIOCSIFFLAGS = 0x8914
 _UP_AND_RUNNING = 0x1 | 0x40
 _NAMESPACES = ("--net", "--pid", "--fork", "--kill-child", "--mount-proc")

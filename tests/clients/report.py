@@ -45,7 +45,9 @@ def _cells(result: Result) -> tuple[str, ...]:
         else f"{count} without a reason"
         for reason, count in sorted(result.others.items())
     ]
-    same = "same output, same contexts" if result.passed else "FAILED: " + result.problems[0]
+    same = row.difference or "same output, same contexts"
+    if not result.passed:
+        same = f"FAILED: {result.problems[0]}"
     deltas = f"{result.deltas} of {result.follow_ups}"
     why = "; ".join(excuses)
     return (row.client.title, row.client.version, row.variant, str(result.turns), deltas, why, same)

@@ -77,6 +77,12 @@ class Row:
     driver: str
     environment: Mapping[str, str] = field(default_factory=dict)
     excuses: Mapping[Reason, str] = field(default_factory=dict)
+    excused_at_most: int = 1_000
+    """How many turns may be excused."""
+    difference: str = ""
+    """What the client does otherwise through Turnwire, where that is known and not yet mended."""
+    gives_up: bool = False
+    """Whether the client ends with an error, as it does straight."""
     prompts: int = 2
     gaps: Mapping[str, str] = field(default_factory=dict)
     """Fields of its echo that the client changes in earnest, with what it does to them."""

@@ -39,7 +39,7 @@ def test_rows_are_chosen_by_row_client_or_quick():
 
 def test_an_install_counts_for_its_pins_only(tmp_path, monkeypatch):
     """Another pin is another install; Node comes before the npm clients that need it."""
-    monkeypatch.setenv("TURNWIRE_CLIENTS_DIR", str(tmp_path))
+    monkeypatch.setenv("CLIENTS_CACHE_DIR", str(tmp_path))
     client = catalogue.select(["openai-node"])[0].client
     place = install.directory(client)
     place.mkdir(parents=True)
