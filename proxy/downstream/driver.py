@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aiohttp import web
+from multidict import CIMultiDict
 
 from proxy.core import turn as t
 from proxy.core.history import Answer, new_head
@@ -288,13 +289,17 @@ class Driver:
         await response.prepare(self._http)
         return response
 
-    def _reply_headers(self, content_type: str) -> dict[str, str]:
-        return {
-            "Content-Type": content_type,
-            "Cache-Control": "private, no-store",
-            "x-request-id": self._request_id,
-            **mode_headers(self.turn.mode, self.turn.reason),
-        }
+    def _reply_headers(self, content_type: str) -> CIMultiDict[str]:
+        # Case-insensitive, so that a header of upstream's takes the place of its namesake.
+        return CIMultiDict(
+            {
+                "Content-Type": content_type,
+                "Cache-Control": "private, no-store",
+                "Server": "turnwire",
+                "x-request-id": self._request_id,
+                **mode_headers(self.turn.mode, self.turn.reason),
+            }
+        )
 
     async def _finish(self) -> web.StreamResponse:
         """Write what is left of the reply, now that the lease is settled."""
