@@ -13,11 +13,9 @@ costs one full send. Every key is scoped by its principal.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from cachetools import TTLCache
 
 from proxy.core.prefix import PrefixIndex
 
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from proxy.core.history import Head
-    from proxy.core.prefix import Address
+    from proxy.core.prefix import Address, Walk
     from proxy.core.request import Frame, Prefix
 
 PREFIX_BYTES = 700
@@ -37,38 +35,13 @@ LINEAGE_KEPT = 4
 
 @dataclass(eq=False, slots=True)
 class _Entry:
-    serial: int
     head: Head
     prefix: Prefix | None
     address: Address | None
     parent: _Entry | None
     size_bytes: int
+    expires_at: float
     is_held: bool = True
-
-
-class _Entries(TTLCache[int, _Entry]):
-    """A cache that tells what it evicts, so that the indexes can let go of it too."""
-
-    def __init__(
-        self,
-        max_bytes: int,
-        ttl_s: float,
-        timer: Callable[[], float],
-        evicted: Callable[[_Entry], None],
-    ) -> None:
-        super().__init__(max_bytes, ttl_s, timer=timer, getsizeof=lambda entry: entry.size_bytes)
-        self._evicted = evicted
-
-    def popitem(self) -> tuple[int, _Entry]:
-        key, entry = super().popitem()
-        self._evicted(entry)
-        return key, entry
-
-    def expire(self, time: float | None = None) -> list[tuple[int, _Entry]]:
-        expired = list(super().expire(time) or ())
-        for _, entry in expired:
-            self._evicted(entry)
-        return expired
 
 
 class ChainStore:
@@ -83,42 +56,56 @@ class ChainStore:
         self, *, seed: int, max_bytes: int, ttl_s: float, timer: Callable[[], float]
     ) -> None:
         self._prefixes = PrefixIndex(seed)
-        self._entries = _Entries(max_bytes, ttl_s, timer, self._let_go)
+        # The oldest first, and so the first to expire: all live equally long.
+        self._entries: OrderedDict[_Entry, None] = OrderedDict()
+        self._entry_bytes = 0
         self._by_history: dict[bytes, list[_Entry]] = {}
         self._by_response: dict[tuple[str, str], _Entry] = {}
         self._frame_users: Counter[int] = Counter()
         self._frame_bytes = 0
         self._max_bytes = max_bytes
-        self._serial = 0
+        self._ttl_s = ttl_s
+        self._timer = timer
         self.ids_are_unique = True
 
     def __len__(self) -> int:
         """How many heads are held."""
+        self._expire()
         return len(self._entries)
 
     @property
     def size_bytes(self) -> int:
         """How much memory the heads hold, about."""
-        return int(self._entries.currsize) + self._frame_bytes
+        self._expire()
+        return self._entry_bytes + self._frame_bytes
 
-    def prefixes(self, principal: str, body: bytes) -> list[Prefix]:
+    def walk(self, body: bytes) -> Walk:
+        """Return what `prefixes` and `record` of this body should share, to save work."""
+        return self._prefixes.walk(body)
+
+    def prefixes(self, principal: str, body: bytes, walk: Walk | None = None) -> list[Prefix]:
         """Return the known beginnings of a body, longest first."""
-        return self._prefixes.find(principal, body)
+        return self._prefixes.find(principal, body, walk)
 
     def heads_at(self, history: bytes) -> Iterator[Head]:
         """Yield the heads that answered exactly this history, newest first."""
-        self._entries.expire()
+        self._expire()
         for entry in reversed(self._by_history.get(history, ())):
             yield entry.head
 
     def head_of(self, principal: str, response_id: str) -> Head | None:
         """Return the head with this response id, if the principal has one."""
-        self._entries.expire()
+        self._expire()
         entry = self._by_response.get((principal, response_id))
         return None if entry is None else entry.head
 
     def record(
-        self, head: Head, body: bytes, prefix: Prefix | None, parent: Head | None = None
+        self,
+        head: Head,
+        body: bytes,
+        prefix: Prefix | None,
+        parent: Head | None = None,
+        walk: Walk | None = None,
     ) -> None:
         """
         Remember a head, and `prefix`, the beginning of `body` by which to find its history again.
@@ -131,17 +118,22 @@ class ChainStore:
         then on an id must not be used away from its connection.
         """
         self.outdate(head.principal, head.response_id)
-        entry = self._make_entry(head, body, prefix, parent)
-        try:
-            self._entries[entry.serial] = entry
-        except ValueError:  # larger than the whole store
-            self._let_go(entry)
-            return
+        self._expire()
+        entry = self._make_entry(head, body, prefix, parent, walk)
+        self._entries[entry] = None
+        self._entry_bytes += entry.size_bytes
         self._by_history.setdefault(head.history, []).append(entry)
         self._by_response[head.principal, head.response_id] = entry
         self._thin_out(entry)
-        while self.size_bytes > self._max_bytes:
-            self._entries.popitem()
+        if entry.size_bytes > self._max_bytes:
+            self._let_go(entry)
+        while self._entries and self._entry_bytes + self._frame_bytes > self._max_bytes:
+            self._let_go(next(iter(self._entries)))
+
+    def _expire(self) -> None:
+        now = self._timer()
+        while self._entries and (oldest := next(iter(self._entries))).expires_at <= now:
+            self._let_go(oldest)
 
     def outdate(self, principal: str, response_id: str) -> None:
         """Forget the head that had this id until another response of the principal took it."""
@@ -154,23 +146,25 @@ class ChainStore:
         entry = self._by_response.get((head.principal, head.response_id))
         if entry is None or entry.head is not head:
             return
-        if entry.serial in self._entries:
-            del self._entries[entry.serial]
         self._let_go(entry)
 
     def _make_entry(
-        self, head: Head, body: bytes, prefix: Prefix | None, parent: Head | None
+        self,
+        head: Head,
+        body: bytes,
+        prefix: Prefix | None,
+        parent: Head | None,
+        walk: Walk | None,
     ) -> _Entry:
-        self._serial += 1
         if parent is not None and parent.settings == head.settings:
             head.settings = parent.settings  # one mapping for the whole chain
         address = None
         if prefix is not None:
-            address = self._prefixes.put(head.principal, body, prefix)
+            address = self._prefixes.put(head.principal, body, prefix, walk)
             self._use_frame(prefix.frame)
         older = self._by_response.get((parent.principal, parent.response_id)) if parent else None
         size = head.size_bytes + PREFIX_BYTES
-        return _Entry(self._serial, head, prefix, address, older, size)
+        return _Entry(head, prefix, address, older, size, self._timer() + self._ttl_s)
 
     def _use_frame(self, frame: Frame) -> None:
         # What all turns of a chain have in common is counted once, until the last one goes.
@@ -206,8 +200,10 @@ class ChainStore:
 
     def _let_go(self, entry: _Entry) -> None:
         if not entry.is_held:
-            return  # it was forgotten when its time was up, and expires only now
+            return  # it was forgotten already
         entry.is_held = False
+        del self._entries[entry]
+        self._entry_bytes -= entry.size_bytes
         self._drop_prefix(entry)
         same = self._by_history.get(entry.head.history, [])
         if entry in same:

@@ -209,13 +209,15 @@ def _judge_delta(output: Sequence[Form], delta: Sequence[Item]) -> Reason | None
         return Reason.NOTHING_NEW
     if not output and delta[0].is_produced:
         return Reason.ANSWER_CHANGED  # an echo of something that we never saw
-    if any(item.type in UNSAFE_NEW_TYPES or "compaction" in item.type for item in delta):
+    kinds = [item.type for item in delta]
+    if any(kind in UNSAFE_NEW_TYPES or "compaction" in kind for kind in kinds):
         return Reason.UNSAFE_ITEM
-    if any(item.type == "reasoning" for item in delta):
+    if "reasoning" in kinds:
         return Reason.HISTORY_CHANGED  # thoughts of another answer than the one upstream holds
-    answered = {item.call_id for item in delta if item.type.endswith("_output")}
-    if not pending_calls(output) <= answered:
-        return Reason.CALL_UNANSWERED
+    if pending := pending_calls(output):
+        pending -= {item.call_id for item in delta if item.type.endswith("_output")}
+        if pending:
+            return Reason.CALL_UNANSWERED
     return None
 
 
@@ -227,6 +229,8 @@ def pending_calls(output: Sequence[Form]) -> set[str]:
     know: upstream answers 400 when one is left open.
     """
     calls = {form.call_id for form in output if form.call_id and not form.type.endswith("_output")}
+    if not calls:
+        return calls
     return calls - {form.call_id for form in output if form.type.endswith("_output")}
 
 
@@ -277,26 +281,38 @@ def new_head(
     """
     Return the head that a completed answer makes of its chain.
 
-    None where it must not be continued: its output can't be read, or the two accounts that
-    upstream gave of it disagree.
+    None where it must not be continued: its output or the request's items can't be read, or the
+    two accounts that upstream gave of it disagree.
     """
     try:
-        streamed, final = read_output(answer.streamed), read_output(answer.final)
+        output = _agreed_output(answer)
+        history = request.history
     except ValueError:
         return None
-    if streamed and final and not _same_output(streamed, final):
+    if output is None:
         return None
     return Head(
         principal=principal,
         response_id=answer.response_id,
         connection_id=connection_id,
         stored=request.envelope.stored,
-        history=request.history,
+        history=history,
         item_count=request.item_count,
         settings=request.envelope.fingerprints,
-        output=final or streamed,
+        output=output,
         blocked=Reason.COMPACTED if request.compacts else None,
     )
+
+
+def _agreed_output(answer: Answer) -> tuple[Form, ...] | None:
+    """Read upstream's account of its output, or both; None if they disagree."""
+    final = read_output(answer.final)
+    if final and list(answer.streamed) == list(answer.final):
+        return final  # the same bytes mean the same
+    streamed = read_output(answer.streamed)
+    if streamed and final and not _same_output(streamed, final):
+        return None
+    return final or streamed
 
 
 def _same_output(one: Sequence[Form], other: Sequence[Form]) -> bool:

@@ -23,14 +23,14 @@ client's own bytes.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
+from sys import intern
 from typing import TYPE_CHECKING
 
 import xxhash
 from cachetools import LRUCache
 
-from proxy.core.canonical import JSON, parse, write
+from proxy.core.canonical import JSON, Number, parse, write
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -108,48 +108,64 @@ class Item:
     not JSON that every reader takes alike.
     """
 
+    # Slots that are filled when first asked for: `functools.cached_property` takes a lock.
+    __slots__ = ("_compact", "_produced", "_type", "_value", "raw")
+
     def __init__(self, raw: bytes) -> None:
         self.raw = raw
+        self._value: dict[str, JSON] | None = None
+        self._type: str | None = None
+        self._produced: Form | None = None
+        self._compact: Form | None = None
 
     def __repr__(self) -> str:
         return f"<Item of {len(self.raw)} bytes>"
 
-    @cached_property
+    @property
     def value(self) -> dict[str, JSON]:
         """The parsed object, with exact numbers."""
-        value = parse(self.raw)
-        if not isinstance(value, dict):
-            raise ValueError("an item must be an object")  # noqa: TRY004  doubt has one name here
-        return value
+        if self._value is None:
+            value = parse(self.raw)
+            if not isinstance(value, dict):
+                raise ValueError("an item must be an object")
+            self._value = value
+        return self._value
 
-    @cached_property
+    @property
     def type(self) -> str:
         """The item's type; `message` is implied by a role."""
-        return item_type(self.value)
+        if self._type is None:
+            self._type = item_type(self.value)
+        return self._type
 
     @property
     def is_produced(self) -> bool:
         """Whether items of this kind come from the model."""
-        if self.type == "message":
+        kind = self.type
+        if kind == "message":
             return self.value.get("role") == "assistant"
-        return self.type not in CLIENT_TYPES and not self.type.endswith("_output")
+        return kind not in CLIENT_TYPES and not kind.endswith("_output")
 
     @property
     def call_id(self) -> str | None:
         """The id that pairs a tool call with its output, if the item has one."""
         return _text(self.value.get("call_id"))
 
-    @cached_property
+    @property
     def produced_form(self) -> Form:
         """The canonical form of this item as something that the model produced."""
-        return produced_form(self.value)
+        if self._produced is None:
+            self._produced = produced_form(self.value)
+        return self._produced
 
-    @cached_property
+    @property
     def compact_form(self) -> Form:
         """`produced_form` with digests for long texts, as heads keep it."""
-        return compact(self.produced_form)
+        if self._compact is None:
+            self._compact = compact(self.produced_form)
+        return self._compact
 
-    @cached_property
+    @property
     def canonical_text(self) -> str:
         """The whole canonical form as one text, by the rules of the item's kind."""
         if self.is_produced:
@@ -173,9 +189,9 @@ def item_type(value: Mapping[str, JSON]) -> str:
     kind = value.get("type")
     if kind is None:
         return "message" if "role" in value else "item_reference" if "id" in value else ""
-    if not isinstance(kind, str):
+    if not isinstance(kind, str) or isinstance(kind, Number):
         raise ValueError("an item's type must be text")  # noqa: TRY004  as in `Item.value`
-    return kind
+    return intern(kind)
 
 
 def produced_form(value: Mapping[str, JSON]) -> Form:
@@ -211,9 +227,12 @@ def compact(form: Form) -> Form:
 
     What a head costs in memory then depends on the number of its items, and not on their length.
     """
-    return replace(
-        form,
-        fields={key: _short(text) for key, text in form.fields.items()},
+    return Form(
+        type=form.type,
+        fields={intern(key): _short(text) for key, text in form.fields.items()},
+        phase=form.phase,
+        call_id=form.call_id,
+        item_id=form.item_id,
         sealed=None if form.sealed is None else _short(form.sealed),
     )
 
@@ -272,7 +291,7 @@ def _arguments(arguments: JSON) -> str:
 
 
 def _text(value: JSON) -> str | None:
-    return value if isinstance(value, str) else None
+    return value if isinstance(value, str) and not isinstance(value, Number) else None
 
 
 class Fingerprinter:

@@ -17,7 +17,7 @@ from proxy.core.reasons import Reason
 from proxy.core.request import TurnRequest, parse_body, parse_tail
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from proxy.core.chains import ChainStore
     from proxy.core.history import Head, MatchingPolicy
@@ -98,15 +98,18 @@ class Planner:
 
     def _plan(self, principal: str, body: bytes) -> Plan:
         refusals: dict[Head, Mismatch] = {}
-        for known in self.store.prefixes(principal, body)[:PREFIXES_TRIED]:
+        walk = self.store.walk(body)
+        for known in self.store.prefixes(principal, body, walk)[:PREFIXES_TRIED]:
             request = parse_tail(body, known, self.fingerprints)
             if request is None:
                 continue
+            request.walk = walk
             if (plan := self._attempt(principal, request, refusals)) is not None:
                 return plan
         parsed = parse_body(body, self.fingerprints.root(principal), self.fingerprints)
         if not isinstance(parsed, TurnRequest):
             return PassThrough(parsed)
+        parsed.walk = walk
         if (plan := self._attempt(principal, parsed, refusals)) is not None:
             return plan
         longest_first = sorted(refusals, key=lambda head: -head.item_count)
@@ -118,29 +121,27 @@ class Planner:
         """
         Return the plan if this reading of the body settles it, else note why it does not.
 
-        Whether a head can be used is known at once, and of how many is bounded by the number of
-        connections; only then is its answer compared.
+        The longest history wins, but the shortest, which `request` begins after, is looked at
+        first: its key is known, the others cost a fingerprint an item. If its head matches, and
+        what is new holds nothing that a model says, no answer to a longer history is in the
+        request. (An answer that said nothing could be; to continue before it is as right.) Then
+        the others are left for after the delta was sent.
         """
         envelope = request.envelope
         if envelope.ineligible is not None:
             return PassThrough(envelope.ineligible, request)
         if envelope.previous_response_id is not None:
             return self._follow_client(principal, request)
-        unusable: list[tuple[Head, int, Reason]] = []
-        for place, head in self._candidates(request):
-            if head in refusals:
-                continue  # refused already, where fewer of the items had been looked at
-            held = self.held(head)
-            if held is not None and not self.may_hydrate(head):
-                unusable.append((head, place, held))
-                continue
-            outcome = match(head, envelope, request.items[place:], self.policy)
-            if isinstance(outcome, Match):
-                return self._continue(request, head, outcome.delta)
-            refusals[head] = _refusal(outcome, held)
-        for head, place, held in unusable[:REASONS_SOUGHT]:
-            outcome = match(head, envelope, request.items[place:], self.policy)
-            refusals[head] = _refusal(outcome, held)
+        search = _Search(self, request, refusals)
+        nearest = search.at(0, request.base_history)
+        if nearest is None or any(item.is_produced for item in nearest[1].delta):
+            for place in reversed(range(1, len(request.items) + 1)):
+                if (longer := search.at(place, request.histories[place])) is not None:
+                    nearest = longer
+                    break
+        if nearest is not None:
+            return self._continue(request, nearest[0], nearest[1].delta)
+        search.name_reasons()
         return None
 
     def _continue(self, request: TurnRequest, head: Head, delta: Sequence[Item]) -> Plan:
@@ -151,12 +152,6 @@ class Planner:
     def may_hydrate(self, head: Head) -> bool:
         """Whether upstream can load this head on any connection, from its storage."""
         return head.stored and self.store.ids_are_unique
-
-    def _candidates(self, request: TurnRequest) -> Iterator[tuple[int, Head]]:
-        """Yield the heads of all histories that the request begins with, longest first."""
-        for place in reversed(range(len(request.histories))):
-            for head in self.store.heads_at(request.histories[place]):
-                yield place, head
 
     def _follow_client(self, principal: str, request: TurnRequest) -> Plan:
         # Its own chain: nothing may be added to the request or taken from it.
@@ -173,6 +168,48 @@ class Planner:
         telling = next((r for r in refusals if r.reason is not Reason.REPEATED), refusals[0])
         gaps = tuple(gap for refusal in refusals for gap in refusal.gaps)
         return Start(request, telling.reason, gaps)
+
+
+class _Search:
+    """
+    Looks for a head that a request continues, and notes of all others why it does not.
+
+    Whether a head can be used is known at once, and of how many is bounded by the number of
+    connections; only then is its answer compared.
+    """
+
+    def __init__(
+        self, planner: Planner, request: TurnRequest, refusals: dict[Head, Mismatch]
+    ) -> None:
+        self._planner = planner
+        self._request = request
+        self._refusals = refusals
+        self._unusable: list[tuple[int, Head, Reason]] = []
+
+    def at(self, place: int, history: bytes) -> tuple[Head, Match] | None:
+        """Return the newest usable head that answered `history`, if what follows matches it."""
+        for head in self._planner.store.heads_at(history):
+            if head in self._refusals:
+                continue  # refused already, where fewer of the items had been looked at
+            held = self._planner.held(head)
+            if held is not None and not self._planner.may_hydrate(head):
+                self._unusable.append((place, head, held))
+                continue
+            outcome = self._match(place, head)
+            if isinstance(outcome, Match):
+                return head, outcome
+            self._refusals[head] = _refusal(outcome, held)
+        return None
+
+    def name_reasons(self) -> None:
+        """Note why heads that can't be used would not do either, those of long histories first."""
+        self._unusable.sort(key=lambda noted: -noted[0])
+        for place, head, held in self._unusable[:REASONS_SOUGHT]:
+            self._refusals[head] = _refusal(self._match(place, head), held)
+
+    def _match(self, place: int, head: Head) -> Match | Mismatch:
+        following = self._request.items[place:] if place else self._request.items
+        return match(head, self._request.envelope, following, self._planner.policy)
 
 
 def _refusal(outcome: Match | Mismatch, held: Reason | None) -> Mismatch:

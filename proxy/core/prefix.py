@@ -21,6 +21,7 @@ look-up sees nothing of anybody else's.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from operator import attrgetter
@@ -46,23 +47,57 @@ class Address:
     """Where a prefix is filed, by way of which buckets; needed to take it out again."""
 
     path: tuple[BucketKey, ...]
-    length: int
     digest: bytes
+
+
+class Walk:
+    """
+    The digests of a body's beginnings, each computed once and from the nearest one before it.
+
+    A turn looks its body up and later files it under nearly the same places: with one walk for
+    both, filing reads only what is new.
+    """
+
+    __slots__ = ("_digests", "_places", "_states", "_view")
+
+    def __init__(self, body: bytes, seed: int) -> None:
+        self._view = memoryview(body)
+        self._digests: dict[int, bytes] = {}
+        self._places = [0]
+        self._states = [xxhash.xxh3_128(seed=seed)]
+
+    def __len__(self) -> int:
+        """How long the body is."""
+        return len(self._view)
+
+    def digest(self, length: int) -> bytes:
+        """Return the digest of the first `length` bytes."""
+        digest = self._digests.get(length)
+        if digest is None:
+            index = bisect_right(self._places, length)
+            state = self._states[index - 1].copy()
+            state.update(self._view[self._places[index - 1] : length])
+            self._places.insert(index, length)
+            self._states.insert(index, state)
+            digest = self._digests[length] = state.digest()
+        return digest
 
 
 class _Bucket:
     """
-    Prefixes that share their first bytes, by length and digest.
+    Prefixes that share their first bytes, by digest, and how many there are of each length.
 
     `step` is the grid that it is on, `beneath` how many are filed in finer buckets instead.
     """
 
-    __slots__ = ("beneath", "by_length", "step")
+    __slots__ = ("beneath", "key", "lengths", "prefixes", "step")
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, key: BucketKey, step: int) -> None:
+        self.key = key
         self.step = step
         self.beneath = 0
-        self.by_length: dict[int, dict[bytes, Prefix]] = {}
+        self.lengths: dict[int, int] = {}
+        self.prefixes: dict[bytes, Prefix] = {}
 
 
 class PrefixIndex:
@@ -75,111 +110,126 @@ class PrefixIndex:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._buckets: dict[BucketKey, _Bucket] = {}
+        # How many buckets there are at each place, so that a look-up visits no other.
+        self._places: dict[str, dict[int, int]] = {}
 
     def __len__(self) -> int:
         """How many prefixes are filed."""
-        return sum(
-            len(same) for bucket in self._buckets.values() for same in bucket.by_length.values()
-        )
+        return sum(len(bucket.prefixes) for bucket in self._buckets.values())
 
-    def find(self, principal: str, body: bytes) -> list[Prefix]:
+    def walk(self, body: bytes) -> Walk:
+        """Return what `find` and `put` of this body should share."""
+        return Walk(body, self._seed)
+
+    def find(self, principal: str, body: bytes, walk: Walk | None = None) -> list[Prefix]:
         """Return all filed prefixes with which `body` begins, longest first."""
+        filed = self._places.get(principal)
+        if filed is None:
+            return []
+        walk = walk or self.walk(body)
+        end = len(body)
+        powers = (1 << power for power in range(SMALLEST_POWER, end.bit_length()))
+        places = [place for place in powers if place in filed]
         found: list[Prefix] = []
-        view = memoryview(body)
-        running = xxhash.xxh3_128(seed=self._seed)
-        places = [1 << power for power in range(SMALLEST_POWER, len(body).bit_length())]
         done = 0
         while places:
             place = heappop(places)
             if place == done:
                 continue
-            running.update(view[done:place])
             done = place
-            if bucket := self._buckets.get((principal, place, running.digest())):
-                found += self._matches(bucket, view, running.copy(), place)
-                for finer in self._finer_places(bucket, place, len(body)):
-                    heappush(places, finer)
+            if bucket := self._buckets.get((principal, place, walk.digest(place))):
+                found += _matches(bucket, walk)
+                if bucket.beneath:
+                    for finer in _finer_places(bucket, place, end):
+                        if finer in filed:
+                            heappush(places, finer)
         found.sort(key=attrgetter("length"), reverse=True)
         return found
 
-    @staticmethod
-    def _finer_places(bucket: _Bucket, place: int, end: int) -> list[int]:
-        if not bucket.beneath:
-            return []
-        return [
-            place + times * step
-            for step in _finer_steps(bucket.step)
-            for times in range(1, FINENESS)
-            if place + times * step <= end
-        ]
-
-    @staticmethod
-    def _matches(
-        bucket: _Bucket, view: memoryview, running: xxhash.xxh3_128, done: int
-    ) -> list[Prefix]:
-        matches = []
-        for length in sorted(bucket.by_length):
-            if length > len(view):
-                break
-            running.update(view[done:length])
-            done = length
-            if prefix := bucket.by_length[length].get(running.digest()):
-                matches.append(prefix)
-        return matches
-
-    def put(self, principal: str, body: bytes, prefix: Prefix) -> Address | None:
+    def put(
+        self, principal: str, body: bytes, prefix: Prefix, walk: Walk | None = None
+    ) -> Address | None:
         """
         File the prefix of a body and return its address, or None if it is too short to file.
 
-        A prefix of the same bytes that is filed already is replaced.
+        A prefix of the same bytes that is filed already is replaced. `walk` is of this body.
         """
         length = prefix.length
         power = length.bit_length() - 1
         if power < SMALLEST_POWER:
             return None
-        view = memoryview(body)
+        walk = walk or self.walk(body)
         place = step = 1 << power
-        running = xxhash.xxh3_128(view[:place], seed=self._seed)
-        path = [(principal, place, running.digest())]
-        while True:
-            bucket = self._bucket(path[-1], step)
+        bucket = self._bucket(principal, place, walk, step)
+        path = [bucket.key]
+        while len(bucket.lengths) >= CROWD and length not in bucket.lengths:
             steps = [finer for finer in _finer_steps(bucket.step) if finer <= length - place]
-            if len(bucket.by_length) < CROWD or length in bucket.by_length or not steps:
+            if not steps:
                 break
             step = steps[0]
-            finer = place + (length - place) // step * step
-            running.update(view[place:finer])
-            place = finer
-            path.append((principal, place, running.digest()))
-        running.update(view[place:length])
-        same = bucket.by_length.setdefault(length, {})
-        address = Address(tuple(path), length, running.digest())
-        if address.digest not in same:
+            place += (length - place) // step * step
+            bucket = self._bucket(principal, place, walk, step)
+            path.append(bucket.key)
+        digest = walk.digest(length)
+        if digest not in bucket.prefixes:
+            bucket.lengths[length] = bucket.lengths.get(length, 0) + 1
             for key in path[:-1]:
                 self._buckets[key].beneath += 1
-        same[address.digest] = prefix
-        return address
+        bucket.prefixes[digest] = prefix
+        return Address(tuple(path), digest)
 
-    def _bucket(self, key: BucketKey, step: int) -> _Bucket:
+    def _bucket(self, principal: str, place: int, walk: Walk, step: int) -> _Bucket:
+        key = (principal, place, walk.digest(place))
         bucket = self._buckets.get(key)
         if bucket is None:
-            bucket = self._buckets[key] = _Bucket(step)
+            bucket = self._buckets[key] = _Bucket(key, step)
+            places = self._places.setdefault(principal, {})
+            places[place] = places.get(place, 0) + 1
         return bucket
 
     def drop(self, address: Address, prefix: Prefix) -> None:
         """Take a prefix out, if it still is the one filed at `address`."""
         bucket = self._buckets.get(address.path[-1])
-        same = bucket.by_length.get(address.length, {}) if bucket else {}
-        if bucket is None or same.get(address.digest) is not prefix:
+        if bucket is None or bucket.prefixes.get(address.digest) is not prefix:
             return
-        del same[address.digest]
-        if not same:
-            del bucket.by_length[address.length]
+        del bucket.prefixes[address.digest]
+        _count_down(bucket.lengths, prefix.length)
         for key in address.path[:-1]:
             self._buckets[key].beneath -= 1
         for key in address.path:
-            if not (self._buckets[key].by_length or self._buckets[key].beneath):
+            emptied = self._buckets[key]
+            if not (emptied.prefixes or emptied.beneath):
                 del self._buckets[key]
+                principal, place, _ = key
+                _count_down(self._places[principal], place)
+                if not self._places[principal]:
+                    del self._places[principal]
+
+
+def _matches(bucket: _Bucket, walk: Walk) -> list[Prefix]:
+    matches = []
+    end = len(walk)
+    for length in sorted(bucket.lengths):
+        if length > end:
+            break
+        if prefix := bucket.prefixes.get(walk.digest(length)):
+            matches.append(prefix)
+    return matches
+
+
+def _count_down(counts: dict[int, int], key: int) -> None:
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]
+
+
+def _finer_places(bucket: _Bucket, place: int, end: int) -> list[int]:
+    return [
+        place + times * step
+        for step in _finer_steps(bucket.step)
+        for times in range(1, FINENESS)
+        if place + times * step <= end
+    ]
 
 
 def _finer_steps(step: int) -> list[int]:

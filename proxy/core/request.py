@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from proxy.core.canonical import JSON
     from proxy.core.items import Fingerprinter
+    from proxy.core.prefix import Walk
 
 WHITE_SPACE = b" \t\r\n"
 
@@ -161,14 +162,14 @@ class Prefix:
     compacts: bool
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class TurnRequest:
     """
     A parsed body, relative to the history (`base`) that was known before.
 
-    `items` are the items after the first `base_count`; `histories[i]` is the key of the history
-    that ends before `items[i]`, and `histories[-1]` that of the whole request. `compacts` tells
-    whether the history holds a `compaction_trigger` anywhere. `frame` is that of the base.
+    `items` are the items after the first `base_count`, whose history has the key `base_history`.
+    `compacts` tells whether the history holds a `compaction_trigger` anywhere. `frame` is that of
+    the base. `walk` is what the index of prefixes has computed of the body already.
     """
 
     body: bytes
@@ -176,11 +177,26 @@ class TurnRequest:
     input_start: int
     input_end: int
     base_count: int
+    base_history: bytes
     items: Sequence[Item]
-    histories: Sequence[bytes]
     compacts: bool
+    fingerprints: Fingerprinter = field(repr=False)
     head: tuple[Setting, ...] = field(repr=False, default=())
     frame: Frame | None = field(repr=False, default=None)
+    walk: Walk | None = field(repr=False, default=None)
+    _histories: list[bytes] | None = field(init=False, repr=False, default=None)
+
+    @property
+    def histories(self) -> Sequence[bytes]:
+        """
+        The keys of all histories that end within the request, computed when first asked for.
+
+        `histories[i]` is that of the history which ends before `items[i]`, `histories[-1]` that of
+        the whole request. Raises ValueError if an item is nested too deeply to be written.
+        """
+        if self._histories is None:
+            self._histories = fold(self.base_history, self.items, self.fingerprints)
+        return self._histories
 
     @property
     def history(self) -> bytes:
@@ -271,22 +287,24 @@ def parse_body(body: bytes, root: bytes, fingerprints: Fingerprinter) -> TurnReq
     try:
         envelope = read_envelope(settings, fingerprints)
         items = input_items(body[start:end])
-        histories = None if items is None else fold(root, items, fingerprints)
+        if items is None:
+            return Reason.NO_INPUT
+        request = TurnRequest(
+            body=body,
+            envelope=envelope,
+            input_start=start,
+            input_end=end,
+            base_count=0,
+            base_history=root,
+            items=items,
+            compacts=_holds_trigger(items),
+            fingerprints=fingerprints,
+            head=tuple(settings[:place]),
+        )
+        _ = request.histories  # whatever can't be read shows here
     except ValueError:
         return Reason.UNPARSABLE
-    if histories is None or not (items or envelope.previous_response_id):
-        return Reason.NO_INPUT
-    return TurnRequest(
-        body=body,
-        envelope=envelope,
-        input_start=start,
-        input_end=end,
-        base_count=0,
-        items=items or (),
-        histories=histories,
-        compacts=_holds_trigger(items or ()),
-        head=tuple(settings[:place]),
-    )
+    return request if items or envelope.previous_response_id else Reason.NO_INPUT
 
 
 def parse_tail(body: bytes, prefix: Prefix, fingerprints: Fingerprinter) -> TurnRequest | None:
@@ -358,15 +376,18 @@ def _continued(
     items: list[Item],
     fingerprints: Fingerprinter,
 ) -> TurnRequest:
+    for item in items:
+        _ = item.type  # parsed once, here: whatever can't be read shows before anything is sent
     return TurnRequest(
         body=body,
         envelope=envelope,
         input_start=prefix.input_start,
         input_end=array_end,
         base_count=prefix.item_count,
+        base_history=prefix.history,
         items=items,
-        histories=fold(prefix.history, items, fingerprints),
         compacts=prefix.compacts or _holds_trigger(items),
+        fingerprints=fingerprints,
         head=prefix.frame.head,
         frame=prefix.frame,
     )

@@ -377,7 +377,8 @@ class Driver:
                 b"chained", reader.response_id.encode()
             )
         prefix = None if chained else self._request.prefix()
-        self._services.store.record(head, self._request.body, prefix, self._continued_head)
+        request = self._request
+        self._services.store.record(head, request.body, prefix, self._continued_head, request.walk)
 
     def _held_lease(self) -> Lease:
         assert self._lease is not None, "no lease is held"

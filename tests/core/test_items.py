@@ -230,6 +230,16 @@ def test_kinds_of_items(value: Any, kind: str, *, produced: bool) -> None:
     assert item.is_produced == produced
 
 
+@pytest.mark.parametrize("kind", ["5", "1.5", "-0", "true", "{}", "[]"])
+def test_a_type_must_be_text(kind: str) -> None:
+    """What upstream makes of another type is not ours to guess; exact numbers are no texts."""
+    item = Item(b'{"type":%b,"call_id":%b}' % (kind.encode(), kind.encode()))
+
+    assert item.call_id is None
+    with pytest.raises(ValueError, match="must be text"):
+        _ = item.type
+
+
 def test_an_item_names_its_call() -> None:
     """A call and its output share an id; other items have none."""
     assert Item(dump(CALL)).call_id == Item(dump(output(1))).call_id == "call_1"

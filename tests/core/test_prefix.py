@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import xxhash
 from builders import body, message, user
 
 from proxy.core.items import Fingerprinter
@@ -159,7 +160,7 @@ def test_a_look_up_does_not_go_through_a_crowd() -> None:
         raw = shared + number.to_bytes(4, "big") * (1 + number)
         index.put("p", raw, replace(prefix_of(GROWN[0]), length=len(raw)))
 
-    crowds = [len(bucket.by_length) for bucket in index._buckets.values()]
+    crowds = [len(bucket.lengths) for bucket in index._buckets.values()]
     assert max(crowds) <= CROWD + SMALLEST_STEP
 
 
@@ -176,6 +177,26 @@ def test_dropping_one_leaves_the_others() -> None:
     assert index.find("p", same_length)
     assert index.find("p", longer)
     assert len(index) == 2
+
+
+def test_a_walk_spares_work_and_changes_nothing() -> None:
+    """Filing with the walk of the look-up gives the address that filing alone gives."""
+    index, other = filed(*GROWN[:2]), filed(*GROWN[:2])
+    walk = index.walk(GROWN[2])
+
+    assert index.find("p", GROWN[2], walk) == other.find("p", GROWN[2])
+    known = prefix_of(GROWN[2])
+    assert index.put("p", GROWN[2], known, walk) == other.put("p", GROWN[2], known)
+    assert index.find("p", GROWN[2]) == other.find("p", GROWN[2])
+
+
+@pytest.mark.parametrize("lengths", [(5, 9, 3), (9, 5, 5), (0, 9), (9, 0)])
+def test_a_walk_goes_in_any_order(lengths: tuple[int, ...]) -> None:
+    """A digest does not depend on what was asked for before it."""
+    walk = PrefixIndex(7).walk(b"x" * 9)
+
+    for length in lengths:
+        assert walk.digest(length) == xxhash.xxh3_128_digest(b"x" * length, seed=7)
 
 
 # The fuzz.
