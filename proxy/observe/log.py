@@ -20,11 +20,13 @@ in one handler, and what protects people sits there, at the sink:
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import re
 import sys
 import time
 import traceback
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
@@ -148,10 +150,13 @@ def configure(
         logging.getLogger(name).setLevel(max(number, library_level))
     # Our own lines don't take the way through the standard library's logging, which would cost
     # more than all that a turn is otherwise told of.
+    wrapper = structlog.make_filtering_bound_logger(number)
+    if not is_console and number <= logging.INFO:
+        wrapper = type("_JSONLogger", (wrapper,), {"write_line": _write_line})
     structlog.configure(
         processors=[*_describing(), _limiting(throttle), *finish],
         logger_factory=lambda *names: _LineLogger(names[0] if names else "turnwire", stream),
-        wrapper_class=structlog.make_filtering_bound_logger(number),
+        wrapper_class=wrapper,
         cache_logger_on_first_use=False,
     )
 
@@ -181,6 +186,11 @@ class _LineLogger:
     debug = warning = error = critical = exception = info
 
 
+def _write_line(bound: Any, line: str) -> None:
+    """Write a finished line, past all processors: a method of loggers that write JSON at INFO."""
+    bound._logger.info(line)  # noqa: SLF001  open to wrapper classes, says structlog
+
+
 def get_logger(**bound: object) -> FilteringBoundLogger:
     """Give a logger, as configured now, that adds the bound facts to each of its lines."""
     return cast("FilteringBoundLogger", structlog.get_logger("turnwire").bind(**bound))
@@ -202,22 +212,45 @@ def log_turn(
     resends: int = 0,
     connection: int | str | None = None,
 ) -> None:
-    """Log the one line that a turn leaves. `principal` is its 8-hex label, never a credential."""
-    logger.info(
-        "turn",
-        turn=turn,
-        principal=principal,
-        mode=str(mode),
-        reason=str(reason),
-        status=status,
-        bytes_in=bytes_in,
-        bytes_up=bytes_up,
-        first_event_ms=_rounded(first_event_ms),
-        duration_ms=_rounded(duration_ms),
-        model=None if model is None else model[:MAX_STRING_CHARS],
-        resends=resends,
-        connection=connection,
-    )
+    """
+    Log the one line that a turn leaves. `principal` is its 8-hex label, never a credential.
+
+    It is the one line on the way of every turn, and of all that is in it only `model` comes from
+    outside. So where lines are JSON it is written by hand, as the processors would write it.
+    """
+    facts: dict[str, Any] = {
+        "turn": turn,
+        "principal": principal,
+        "mode": str(mode),
+        "reason": str(reason),
+        "status": status,
+        "bytes_in": bytes_in,
+        "bytes_up": bytes_up,
+        "first_event_ms": _rounded(first_event_ms),
+        "duration_ms": _rounded(duration_ms),
+        "model": None if model is None else _model_name(model),
+        "resends": resends,
+        "connection": connection,
+    }
+    write_line = getattr(logger, "write_line", None)
+    if write_line is None or structlog.get_context(logger):
+        logger.info("turn", **facts)
+        return
+    facts.update(_TURN_LINE, timestamp=_now())
+    write_line(_encode(facts))
+
+
+_TURN_LINE: Final = {"event": "turn", "level": "info", "logger": "turnwire"}
+_encode: Final = json.JSONEncoder().encode
+
+
+def _now() -> str:
+    return datetime.now(tz=UTC).isoformat().replace("+00:00", "Z")
+
+
+@lru_cache(maxsize=64)
+def _model_name(model: str) -> str:
+    return redact(model[:MAX_STRING_CHARS])
 
 
 def _rounded(milliseconds: float | None) -> float | None:

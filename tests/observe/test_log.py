@@ -13,6 +13,7 @@ import structlog
 from aiohttp import web
 from aiohttp.http_exceptions import BadStatusLine
 
+from proxy.core.reasons import Mode, Reason
 from proxy.errors import UpstreamUnreachable
 from proxy.observe.log import Throttle, configure, get_logger, log_turn, redact
 
@@ -155,6 +156,48 @@ def test_the_line_of_a_turn(lines: Lines) -> None:
         "resends": 0,
         "connection": 4,
     }
+
+
+@pytest.mark.parametrize(
+    "model", ["m", "", 'm\u00e9\ud83d"\n', "Bearer abcdef123456", "x" * 300, None]
+)
+@pytest.mark.parametrize("first_event_ms", [1.26, None])
+def test_the_short_way_of_a_turns_line_is_the_long_way(
+    stream: io.StringIO, model: str | None, first_event_ms: float | None
+) -> None:
+    """The line written by hand is the processors' own, byte for byte but for the time."""
+    for logger in (get_logger(), get_logger(turn="t1")):
+        log_turn(
+            logger,
+            turn="t1",
+            principal="0a1b2c3d",
+            mode=Mode.FULL,
+            reason=Reason.CHAIN_BUSY,
+            bytes_in=0,
+            bytes_up=10**9,
+            first_event_ms=first_event_ms,
+            duration_ms=1e9,
+            status=499,
+            model=model,
+            connection="c",
+        )
+
+    short, long = (line.rpartition(', "timestamp": ')[0] for line in stream.getvalue().splitlines())
+    assert short == long
+    assert short.count("t1") == 1
+
+
+@pytest.mark.parametrize(("level", "fmt"), [("warning", "json"), ("error", "json")])
+def test_turns_are_not_told_above_info(stream: io.StringIO, level: str, fmt: str) -> None:
+    """The short way obeys the level."""
+    del stream  # only there to put things back
+    configure(level, fmt, shown := io.StringIO())
+    log_turn(
+        get_logger(), turn="t", principal="p", mode="full", reason="r", bytes_in=1, bytes_up=1,
+        first_event_ms=None, duration_ms=1, status=200,
+    )  # fmt: skip
+
+    assert not shown.getvalue()
 
 
 def test_exceptions_name_types_and_places_only(stream: io.StringIO, lines: Lines) -> None:
