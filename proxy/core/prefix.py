@@ -70,6 +70,11 @@ class Walk:
         """How long the body is."""
         return len(self._view)
 
+    def prepare(self, length: int) -> None:
+        """Compute what filing a prefix of this length takes, most likely."""
+        self.digest(1 << length.bit_length() - 1)
+        self.digest(length)
+
     def digest(self, length: int) -> bytes:
         """Return the digest of the first `length` bytes."""
         digest = self._digests.get(length)

@@ -14,6 +14,7 @@ anything about a credential outside of it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _DIGEST_BYTES = 16
 _LABEL_HEX = 8
+_REMEMBERED = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,32 @@ def identify(
     is absent differs from one that is empty; repeated headers count in their order. `secret` is
     16 to 64 random bytes.
     """
-    own = tuple((name, value) for name, value in headers if name.lower() in identity_names)
+    return _principal(_own(headers, identity_names), secret)
+
+
+class Identities:
+    """
+    Identifies callers, as `identify` does with the same names and secret.
+
+    Those met last are remembered by their very headers.
+    """
+
+    def __init__(self, identity_names: Collection[str], secret: bytes) -> None:
+        self._names = identity_names
+        self._principal = lru_cache(_REMEMBERED)(partial(_principal, secret=secret))
+
+    def of(self, headers: Iterable[tuple[str, str]]) -> Principal:
+        """Return the principal of a request with these headers."""
+        return self._principal(_own(headers, self._names))
+
+
+def _own(
+    headers: Iterable[tuple[str, str]], identity_names: Collection[str]
+) -> tuple[tuple[str, str], ...]:
+    return tuple([(name, value) for name, value in headers if name.lower() in identity_names])
+
+
+def _principal(own: tuple[tuple[str, str], ...], secret: bytes) -> Principal:
     digest = blake2b(key=secret, digest_size=_DIGEST_BYTES)
     for name, value in sorted(own, key=lambda pair: pair[0].lower()):  # stable: keeps repeats
         for text in (name.lower(), value):

@@ -20,6 +20,7 @@ is a reason to pass the request through, never a guess.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -185,6 +186,7 @@ class TurnRequest:
     frame: Frame | None = field(repr=False, default=None)
     walk: Walk | None = field(repr=False, default=None)
     _histories: list[bytes] | None = field(init=False, repr=False, default=None)
+    _prefix: Prefix | None = field(init=False, repr=False, default=None)
 
     @property
     def histories(self) -> Sequence[bytes]:
@@ -243,8 +245,28 @@ class TurnRequest:
             self.envelope.message_members,
         )
 
+    def prepare(self) -> None:
+        """
+        Compute ahead of time what remembering this request takes, for it can be dear.
+
+        Once the message is sent upstream has something to do, and so nobody waits for this.
+        """
+        with contextlib.suppress(ValueError):  # to be met again, where it matters
+            prefix = self.prefix()
+            if prefix is not None and self.walk is not None:
+                self.walk.prepare(prefix.length)
+
     def prefix(self) -> Prefix | None:
-        """Return what to remember of this body, or None where it has no list of items."""
+        """
+        Return what to remember of this body, or None where it has no list of items.
+
+        Raises ValueError as `histories` does.
+        """
+        if self._prefix is None:
+            self._prefix = self._make_prefix()
+        return self._prefix
+
+    def _make_prefix(self) -> Prefix | None:
         length = self.input_end - 1
         if not self.item_count or self.body[length] != ord("]"):
             return None

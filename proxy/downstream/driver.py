@@ -215,6 +215,7 @@ class Driver:
             self.sent_at = self._loop.time()
         try:
             await self._hand_over(message, lease)
+            self._request.prepare()
             async with asyncio.timeout(self._services.timing.first_event_timeout_s):
                 return await self._first_event(self._reader)
         except ConnectionLost as lost:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import hdrs, web
 
 from proxy.core.plan import PassThrough, Planner
-from proxy.core.principals import identify
+from proxy.core.principals import Identities
 from proxy.core.reasons import Mode, Reason
 from proxy.downstream.bodies import Body, BodyLimits, read_body
 from proxy.downstream.driver import Driver, Services, mode_headers
@@ -76,6 +76,7 @@ class Front:
         self._planner = planner
         self._metrics = metrics
         self._log = log
+        self._identities = Identities(settings.identity_headers, settings.secret)
         self._body_bytes_held = 0
 
     def application(self) -> web.Application:
@@ -110,8 +111,7 @@ class Front:
 
     async def _turn(self, request: web.Request) -> web.StreamResponse:
         loop = asyncio.get_running_loop()
-        settings = self._settings
-        principal = identify(request.headers.items(), settings.identity_headers, settings.secret)
+        principal = self._identities.of(request.headers.items())
         body = await self._read(request)
         held_bytes = len(body.decoded)
         record = _TurnRecord(self._metrics, self._log, principal, held_bytes, loop.time())

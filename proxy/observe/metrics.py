@@ -200,6 +200,16 @@ DEFINITIONS: Final = (
 _BY_NAME: Final = {definition.name: definition for definition in DEFINITIONS}
 
 
+@dataclass(slots=True)
+class _Counted:
+    """Where the turns of one mode and reason are counted; a time that never came has no series."""
+
+    mode: str
+    turns: Counter
+    duration: Histogram
+    first_event: Histogram | None = None
+
+
 class _ScrapedGauges(Collector):
     """Gauges that are read when somebody scrapes, from whoever was bound to them."""
 
@@ -238,6 +248,7 @@ class Metrics:
         PlatformCollector(registry=self.registry)
         GCCollector(registry=self.registry)
 
+        self._counted: dict[tuple[str, str], _Counted] = {}
         self._turns = self._counter("turnwire_turns_total")
         self._in_flight = self._gauge("turnwire_turns_in_flight")
         self._resends = self._counter("turnwire_resends_total")
@@ -284,16 +295,30 @@ class Metrics:
         overhead_s: float | None,
     ) -> None:
         """Count a turn as ended; the times that never came about are None."""
-        mode = _member(Mode, mode)
+        counted = self._counted.get((mode, reason)) or self._bind(mode, reason)
         self._in_flight.dec()
-        self._turns.labels(mode, _member(Reason, reason)).inc()
+        counted.turns.inc()
         self._bytes_in.inc(max(bytes_in, 0))
         self._bytes_up.inc(max(bytes_up, 0))
-        self._duration.labels(mode).observe(duration_s)
+        counted.duration.observe(duration_s)
         if first_event_s is not None:
-            self._first_event.labels(mode).observe(first_event_s)
+            if counted.first_event is None:
+                counted.first_event = self._first_event.labels(counted.mode)
+            counted.first_event.observe(first_event_s)
         if overhead_s is not None:
             self._overhead.observe(overhead_s)
+
+    def _bind(self, mode: str, reason: str) -> _Counted:
+        """Return where turns of this kind are counted; for our own kinds it is remembered."""
+        label = _member(Mode, mode)
+        counted = _Counted(
+            label,
+            self._turns.labels(label, _member(Reason, reason)),
+            self._duration.labels(label),
+        )
+        if isinstance(mode, Mode) and isinstance(reason, Reason):
+            self._counted[mode, reason] = counted
+        return counted
 
     def summary(self) -> str:
         """Tell in one line what the turns so far saved."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.principals import Principal, identify
+from proxy.core.principals import Identities, Principal, identify
 
 SECRET = b"0123456789abcdef"
 NAMES = frozenset({"authorization", "openai-organization", "x-api-key"})
@@ -50,6 +50,24 @@ def test_any_difference_makes_another_principal() -> None:
     ]
 
     assert len(principals) == len({principal.key for principal in principals})
+
+
+def test_who_was_met_is_met_again() -> None:
+    """Callers are remembered by their very headers, and by nothing less."""
+    identities = Identities(NAMES, SECRET)
+    lists = [
+        [("authorization", "Bearer a")],
+        [("authorization", "bearer a")],
+        [("Authorization", "Bearer a"), ("x-trace", "1")],
+        [("authorization", "Bearer a"), ("x-api-key", "")],
+        [("x-api-key", ""), ("authorization", "Bearer a")],
+        [],
+    ]
+
+    for headers in lists * 2:
+        assert identities.of(headers) == identify(headers, NAMES, SECRET)
+        assert identities.of(headers).headers == identify(headers, NAMES, SECRET).headers
+    assert identities.of(lists[0]) is identities.of(lists[0])
 
 
 def test_credentials_are_in_no_repr() -> None:
