@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import difflib
 import errno
+import gc
 import importlib.metadata
 import json
 import os
@@ -33,7 +34,7 @@ from typing import TYPE_CHECKING, NoReturn
 from proxy.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Iterator, Sequence
 
     from proxy.config import Loaded
     from proxy.simulator.latency import LatencyModel
@@ -102,10 +103,29 @@ def _run(command: Command, arguments: list[str]) -> int:
 
 def _serve(arguments: list[str]) -> int:
     """Load the configuration and run the proxy until it is told to end."""
-    loaded = _loaded(*_parsed(_settings_parser("serve"), arguments))
-    from proxy.app import run  # noqa: PLC0415  start-up time of the other commands
+    gc.disable()  # imports leave nothing to collect; the app enables it when it serves
+    try:
+        loaded = _loaded(*_parsed(_settings_parser("serve"), arguments))
+        with _without("rich"):  # structlog would load it for tracebacks that we don't print
+            from proxy.app import run  # noqa: PLC0415  start-up time of the other commands
 
-    return run(loaded.config)
+        return run(loaded.config)
+    finally:
+        gc.enable()
+
+
+@contextlib.contextmanager
+def _without(module: str) -> Iterator[None]:
+    """Let imports do without an optional module, if it is not loaded already."""
+    if module in sys.modules:
+        yield
+        return
+    # That None means "not there" is in the language reference, though not in the types.
+    sys.modules[module] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[module]
 
 
 def _config(arguments: list[str]) -> int:

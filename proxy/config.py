@@ -544,6 +544,12 @@ class TuningConfig(Section):
         description="Take what start-up made out of the garbage collector's sight, for "
         "shorter pauses.",
     )
+    malloc: bool = Field(
+        default=True,
+        description="Keep freed memory for the next large body instead of giving it back to the "
+        "system (glibc only): bodies of a megabyte and more are received up to twice as fast; "
+        "the process stays some 50 MB larger, and after a peak up to 512 MB.",
+    )
 
 
 class Config(Section):

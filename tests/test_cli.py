@@ -287,6 +287,22 @@ def test_python_m_proxy_is_turnwire():
     assert watched.stdout.splitlines()[-1] == "[]"
 
 
+def test_the_app_loads_without_what_it_does_not_need():
+    """`turnwire serve` loads no terminal library, which others may load later all the same."""
+    watch = (
+        "import gc, sys\nfrom proxy import cli\n"
+        "with cli._without('rich'):\n    import proxy.app\n"
+        "print('rich' in sys.modules)\nimport rich\n"
+        "proxy.app.run = lambda config: gc.isenabled()\n"
+        "print(cli.main(['serve']), gc.isenabled())"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", watch], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+
+    assert result.stdout == "False\nFalse True\n"
+
+
 def test_a_bad_configuration_never_shows_a_traceback():
     """The process ends with 64 and one sentence."""
     result = run_python("serve", env=os.environ | {"TURNWIRE_LOG_LEVEL": "loud"})
