@@ -16,7 +16,9 @@ Events of a vendor's own (`codex.*`, `responsesapi.*`, `keepalive`) are dropped,
 What it costs: a streamed answer is thousands of `....delta` events. One of the same type as the
 event before is told by its first bytes and is neither parsed nor copied until all events of one
 read are joined into one write. That such an event is well-formed JSON is not checked beyond its
-last byte; the bytes are those that a client would have got over HTTP.
+last byte; the bytes are those that a client would have got over HTTP. `feed_frames` does the same
+with a read buffer, from which it cuts the messages itself: that an event has no line end and is
+UTF-8 is then checked of all together, once they are joined.
 
 States: WAITING until the first event; STREAMING; then ENDED by a terminal event or an error.
 An error in place of the first event ends in REFUSED instead: nothing is encoded, so that the turn
@@ -34,6 +36,7 @@ from typing import Any, Final
 import msgspec
 
 from proxy.core import splice
+from proxy.core.frames import LENGTH_IN_2_BYTES, WHOLE_TEXT
 from proxy.core.verdicts import Refusal, error_object, parse_error
 from proxy.errors import UpstreamError
 
@@ -101,6 +104,9 @@ _PREFIX = b'{"type":"'
 # What no message begins with: `startswith` of an empty tuple is false.
 _NEVER: Final = ()
 _END = b"\n\n"
+_LINES = 3  # that an event is written in: head, data, and an empty one
+_BRACE: Final = b"}"[0]
+_SHORTEST: Final = 4  # bytes of a frame that could be a plain event, rounded down
 
 _LIFECYCLE: dict[str, Kind | None] = {
     "response.created": None,
@@ -177,6 +183,7 @@ class ReplyReader:
         self._pieces: list[bytes] = []
         self._usual: bytes | tuple[()] = _NEVER
         self._usual_head = b""
+        self._takes_frames = True
 
     def __repr__(self) -> str:
         return f"ReplyReader({self.state.name}, response_id={self.response_id!r})"
@@ -221,6 +228,33 @@ class ReplyReader:
             usual, head = self._usual, self._usual_head
         return self._joined()
 
+    def feed_frames(self, data: bytes, position: int = 0) -> tuple[bytes, int]:
+        """
+        Take plain events out of the WebSocket frames in `data`, from `position` on.
+
+        Return what `feed` would have returned for them, and the position of the first frame that
+        was not taken: it is not whole or not short, its message is no event of a plain and known
+        type, or the answer does not stream at present. Its message is for `feed`.
+        """
+        written: list[bytes] = []
+        while self._takes_frames and self.state is State.STREAMING:
+            messages, end = _cut_alike(data, position, self._usual)
+            if messages:
+                body = (_END + self._usual_head).join(messages)
+                if not _is_plain(body, len(messages)):
+                    # Found out too late to say where, and rare: `feed` sees to all that follows.
+                    self._takes_frames = False
+                    break
+                position = end
+                if self._stream:
+                    written += (self._usual_head, body, _END)
+                    self._last_message = messages[-1]
+            event = _next_type(data, position)
+            if event is None or event.usual in (b"", self._usual):
+                break
+            self._usual, self._usual_head = event.usual, event.head
+        return _without_returns(b"".join(written)), position
+
     def _take(self, message: bytes) -> None:
         if self.terminal is not None:
             self.dirty = self.dirty or not _is_vendors(message)
@@ -255,8 +289,7 @@ class ReplyReader:
         if not pieces:
             return b""
         self._last_message = pieces[-2]
-        data = b"".join(pieces)
-        return data.replace(b"\r", b" ") if b"\r" in data else data
+        return _without_returns(b"".join(pieces))
 
     def _take_error(self, message: bytes) -> None:
         refusal = parse_error(message)
@@ -412,6 +445,58 @@ def _spliced(message: bytes, output: list[bytes] | None = None) -> bytes:
     edit = splice.putting(response, _members(response), key, value)
     shift = stands.start
     return splice.edited(message, [splice.Edit(edit.start + shift, edit.end + shift, edit.value)])
+
+
+# --- Frames -------------------------------------------------------------------------------------
+
+
+def _cut_alike(data: bytes, position: int, beginning: bytes | tuple[()]) -> tuple[list[bytes], int]:
+    """
+    Cut out the messages that begin like that and end in a brace, as long as one follows another.
+
+    They must be in whole text frames below 64 KiB. Return them, and where the next frame begins.
+    """
+    messages: list[bytes] = []
+    add, end = messages.append, len(data)
+    while end - position >= _SHORTEST and data[position] == WHOLE_TEXT:
+        length, start = data[position + 1], position + 2
+        if length >= LENGTH_IN_2_BYTES:
+            if length > LENGTH_IN_2_BYTES:
+                break
+            length, start = data[start] << 8 | data[start + 1], start + 2
+        stop = start + length
+        message = data[start:stop]
+        if stop > end or not message.startswith(beginning) or message[-1] != _BRACE:
+            break
+        add(message)
+        position = stop
+    return messages, position
+
+
+def _next_type(data: bytes, position: int) -> _EventType | None:
+    """Return the type of the message in the frame at `position`, if it can be told at a glance."""
+    start = data.find(_PREFIX, position + 2, position + 4 + len(_PREFIX)) + len(_PREFIX)
+    if start < len(_PREFIX):
+        return None
+    return _EVENT_TYPES.get(data[start : max(data.find(b'"', start, start + 101), 0)])
+
+
+def _is_plain(body: bytes, count: int) -> bool:
+    """Whether `count` messages, joined as events, are UTF-8 and have no line end in them."""
+    return body.count(b"\n") == _LINES * (count - 1) and (body.isascii() or _is_utf8(body))
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _without_returns(text: bytes) -> bytes:
+    # A carriage return ends a line of SSE, too; in JSON it is as good as a space.
+    return text.replace(b"\r", b" ") if b"\r" in text else text
 
 
 # --- The type of a message ----------------------------------------------------------------------

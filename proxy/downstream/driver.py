@@ -2,9 +2,13 @@
 Carries out one turn: the only place where a `core.turn.Turn` meets I/O.
 
 The machine says what to do, the driver does it and reports what came of it, until the turn is
-closed. Nothing is decided here. Between the commit point and the end of the answer a tight loop
-moves bytes: all messages at hand become one write, and the loop reads no further while the
-client's side is full, so a slow client slows the upstream connection down and nothing piles up.
+closed. Nothing is decided here. Between the commit point and the end of the answer `stream` moves
+the bytes of a streamed reply; where it can't, and for a reply that is not streamed, a loop does:
+all messages at hand become one write, and the loop reads no further while the client's side is
+full. Either way a slow client slows the upstream connection down and nothing piles up.
+
+A reply's head leaves with the first events, and the last events with what ends the reply: a short
+answer, which one read brings whole, is one write.
 
 Whatever happens, a cancellation included, the lease is given back exactly once: `_abandon` runs
 the machine's own clean-up without awaiting.
@@ -32,6 +36,7 @@ from proxy.core.verdicts import (
     parse_upgrade_refusal,
     unavailable_reply,
 )
+from proxy.downstream import stream
 from proxy.downstream.refusals import refuse
 from proxy.errors import ConnectionLost, LeaseRefused, UpgradeRefused, UpstreamError
 
@@ -247,8 +252,31 @@ class Driver:
         """Move events to the client until the answer ends; the last bytes stay unwritten."""
         reader = self._reader
         assert reader is not None
+        if not self._request.envelope.stream:
+            return await self._move(reader, None)
+        response = stream.HeldResponse(headers=self._reply_headers("text/event-stream"))
+        response.charset = "utf-8"
+        self._response = response
+        writer = await response.prepare(self._http)
+        if writer is None or reader.terminal is not None or not stream.can_write_directly(writer):
+            return await self._move(reader, response)
+        first, self._unwritten = self._unwritten, b""
+        await response.write(first)
+        events = stream.EventStream(
+            self._held_lease().connection,
+            reader,
+            self._http,
+            writer,
+            keepalive_s=self._services.timing.keepalive_s,
+            silence_timeout_s=self._services.timing.silence_timeout_s,
+        )
+        outcome = await events.run()
+        self._unwritten = events.unwritten
+        return outcome
+
+    async def _move(self, reader: ReplyReader, response: web.StreamResponse | None) -> t.Event:
+        """Relay by means that aiohttp promises, or only read where nothing is streamed."""
         connection = self._held_lease().connection
-        response = await self._begin_reply() if self._request.envelope.stream else None
         try:
             while reader.terminal is None:
                 if response is not None and self._unwritten:
@@ -263,7 +291,7 @@ class Driver:
         except ProtocolFault as fault:
             self._unwritten = fault.written
             return t.Broken()
-        return _ending(reader)
+        return stream.ending(reader)
 
     async def _next_messages(
         self, connection: UpstreamConnection, response: web.StreamResponse | None
@@ -282,13 +310,6 @@ class Driver:
                     raise
                 if response is not None:
                     await response.write(KEEPALIVE_COMMENT)
-
-    async def _begin_reply(self) -> web.StreamResponse:
-        response = web.StreamResponse(headers=self._reply_headers("text/event-stream"))
-        response.charset = "utf-8"
-        self._response = response
-        await response.prepare(self._http)
-        return response
 
     def _reply_headers(self, content_type: str) -> CIMultiDict[str]:
         # Case-insensitive, so that a header of upstream's takes the place of its namesake.
@@ -413,15 +434,6 @@ def _make_turn(
         replay_safe=request.envelope.replay_safe,
         may_resend=lambda: budget.withdraw(clock()),
     )
-
-
-def _ending(reader: ReplyReader) -> t.Event:
-    match reader.terminal:
-        case Kind.COMPLETED:
-            return t.Completed(clean=not reader.dirty)
-        case Kind.ERROR:
-            return t.Erred()
-    return t.Ended(clean=not reader.dirty)
 
 
 def _reply_to_upgrade(cause: UpstreamError | None) -> HttpReply | None:

@@ -7,7 +7,8 @@ pings are answered, closes noticed and bytes counted as life, with no task, queu
 shell is where messages go:
 
     data_received --> frames --> complete messages --> a list, for `receive` to take whole
-                                                  \\-> `on_idle_message`, between turns
+                                                  |-> `on_idle_message`, between turns
+                                                  \\-> a sink, at once, once a turn streams
 
 A streamed answer is thousands of small messages, and a socket read often brings dozens of them.
 `receive` hands over all there are, so that they can become one write downstream; it waits for a
@@ -18,8 +19,12 @@ directly: a tenth of the cost of the library's parser, which never sees them. Ev
 the first byte that is not the beginning of such a frame, goes to the library; the cutting begins
 again where its parser stands between two frames.
 
+A `Sink` spares a streamed answer the way through a future and a task: it is called from within
+`data_received`, may cut frames out of the read buffer itself, and is told where a read ends, so
+that it can write once for each.
+
 Back-pressure: beyond a high-water mark the transport stops reading until `receive` has taken what
-is there. A message is never dropped.
+is there. A sink pauses the reading itself. A message is never dropped.
 
 All exceptions of sockets, TLS and `websockets` are turned into ours here, in `connect_error` and
 by `ConnectionLost`.
@@ -35,14 +40,16 @@ import ssl
 import struct
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.frames import CloseCode, Frame, Opcode
-from websockets.protocol import OPEN
+from websockets.protocol import CLIENT, OPEN
+from websockets.protocol import Protocol as Framing
 from websockets.streams import StreamReader
 
+from proxy.core.frames import LENGTH_IN_2_BYTES, WHOLE_TEXT
 from proxy.errors import ConnectionLost, UpgradeRefused, UpstreamError, UpstreamUnreachable
 
 if TYPE_CHECKING:
@@ -52,17 +59,57 @@ if TYPE_CHECKING:
     from websockets.protocol import Event
 
 _SLOWEST_UPLINK_BYTES_PER_S = 32 * 1024
-
-# The first byte of an unfragmented text frame, and what its second byte says of its length (RFC
-# 6455 section 5.2): below 126 itself; 126, two bytes follow; 127, eight; from 128, it is masked.
-_WHOLE_TEXT = 0x81
-_WHOLE_TEXT_BYTE = b"\x81"
-_LENGTH_IN_2_BYTES = 126
+_WHOLE_TEXT_BYTE = bytes([WHOLE_TEXT])
 
 # At DEBUG, `websockets` logs handshake headers, which are credentials, and frames, which are
 # content. A level of its own keeps that so whatever the root logger is set to.
 _quiet_logger = logging.getLogger("proxy.upstream.websockets")
 _quiet_logger.setLevel(logging.WARNING)
+
+
+def _stands_between_frames(parser: Any) -> bool:
+    # The library's parser says where it stands only by where it is suspended: it waits for the
+    # first byte of a frame in `at_eof`, for all others in `read_exact`.
+    while parser.gi_yieldfrom is not None:
+        parser = parser.gi_yieldfrom
+    return parser.gi_code is StreamReader.at_eof.__code__
+
+
+def _tells_its_place() -> bool:
+    """Try whether the library's parser is as we know it; we know more than is promised."""
+    try:
+        framing = Framing(CLIENT, state=OPEN)
+        places = [_stands_between_frames(framing.parser)]
+        for part in (b"\x81", b"\x02o", b"k"):
+            framing.receive_data(part)
+            places.append(_stands_between_frames(framing.parser))
+    except Exception:  # noqa: BLE001  whatever a new version may raise here
+        return False
+    return places == [True, False, False, True]
+
+
+CUTS_FRAMES: Final = _tells_its_place()
+"""Whether frames are cut from the read buffer. If not, the library parses them all."""
+
+
+class Sink(Protocol):
+    """
+    Where the messages of a turn go directly. Called from within `data_received`.
+
+    It may pause and resume the connection's reading, and detach itself.
+    """
+
+    def take_frames(self, data: bytes, position: int) -> int:
+        """Take what it can of the whole text frames at `position`; return where it stopped."""
+
+    def take_messages(self, messages: list[bytes]) -> None:
+        """Take messages, at least one."""
+
+    def end_read(self) -> None:
+        """Take note that the socket has brought no more for now."""
+
+    def end(self, code: int) -> None:
+        """Take note that the connection has ended; it is detached already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +159,8 @@ class UpstreamConnection(ClientConnection):
         self._close_timer: asyncio.TimerHandle | None = None
         self._sending = False
         self._upload_settles_at = 0.0
+        self._is_between_frames = False
+        self._sink: Sink | None = None
         self._on_idle_message: Callable[[bytes], None] | None = None
         self._on_end: Callable[[], None] | None = None
 
@@ -134,7 +183,7 @@ class UpstreamConnection(ClientConnection):
     def is_quiet(self) -> bool:
         """Whether there is no message here, not even the beginning of one."""
         return not (self._messages or self._fragments or self._cut_off) and (
-            self._is_between_frames()
+            self._is_between_frames
         )
 
     @property
@@ -209,26 +258,20 @@ class UpstreamConnection(ClientConnection):
         Raises:
             ConnectionLost: the connection has ended, and all its messages were handed over.
         """
+        assert self._sink is None, "the messages go to a sink"
         if not self._messages:
             if self._ended_with is None:
                 await self._wait_for_message()
             if not self._messages:
                 raise ConnectionLost(self._close_code())
-        messages, self._messages = self._messages, []
-        self._buffered_bytes = 0
-        if self._reading_paused:
-            self._reading_paused = False
-            if self._ended_with is None:
-                self.transport.resume_reading()
+        messages = self._take_all()
+        self.resume_reading()
         return messages
 
-    def _is_between_frames(self) -> bool:
-        # The library's parser says where it stands only by where it is suspended: it waits for
-        # the first byte of a frame in `at_eof`, for all others in `read_exact`.
-        step: Any = self.protocol.parser
-        while step.gi_yieldfrom is not None:
-            step = step.gi_yieldfrom
-        return step.gi_code is StreamReader.at_eof.__code__
+    def _take_all(self) -> list[bytes]:
+        messages, self._messages = self._messages, []
+        self._buffered_bytes = 0
+        return messages
 
     async def _wait_for_message(self) -> None:
         assert self._waiter is None, "only one task at a time may receive"
@@ -237,6 +280,48 @@ class UpstreamConnection(ClientConnection):
             await self._waiter
         finally:
             self._waiter = None
+
+    def attach(self, sink: Sink) -> None:
+        """
+        Hand messages to `sink` from here on.
+
+        Messages that are here already are handed over at once, and so is an end that has come.
+        """
+        assert self._sink is None, "only one sink at a time"
+        assert self._waiter is None, "somebody is waiting for messages"
+        self._sink = sink
+        self.resume_reading()
+        self._hand_over(sink)
+        sink.end_read()
+        if self._ended_with is not None:
+            self._end_sink(self._ended_with)
+
+    def detach(self) -> None:
+        """Keep messages for `receive` from here on. May be repeated."""
+        self._sink = None
+
+    def _hand_over(self, sink: Sink) -> None:
+        if self._messages:
+            sink.take_messages(self._take_all())
+
+    def _end_sink(self, code: int) -> None:
+        if self._sink is not None:
+            sink, self._sink = self._sink, None
+            self._hand_over(sink)
+            sink.end(code)
+
+    def pause_reading(self) -> None:
+        """Read no more from the socket, until `resume_reading`."""
+        if not self._reading_paused and not self.transport.is_closing():
+            self._reading_paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Go on reading, if that was paused."""
+        if self._reading_paused:
+            self._reading_paused = False
+            if self._ended_with is None:
+                self.transport.resume_reading()
 
     # Between turns.
 
@@ -247,17 +332,15 @@ class UpstreamConnection(ClientConnection):
         Messages that are here already are handed over at once, and so is an end that has come.
         Either callback may abort the connection.
         """
-        messages, self._messages = self._messages, []
-        self._buffered_bytes = 0
+        messages = self._take_all()
         self._on_idle_message = on_message
         self._on_end = on_end
         for message in messages:
             on_message(message)
         if self._ended_with is not None:
             self._report_end()
-        elif self._reading_paused:
-            self._reading_paused = False
-            self.transport.resume_reading()
+        else:
+            self.resume_reading()
 
     def become_busy(self) -> None:
         """Keep messages for `receive` from here on. The connection must be quiet."""
@@ -320,6 +403,7 @@ class UpstreamConnection(ClientConnection):
         self._ended_with = self._close_code()
         self._fragments.clear()
         self._wake()
+        self._end_sink(self._ended_with)
         self._report_end()
 
     def _report_end(self) -> None:
@@ -338,23 +422,27 @@ class UpstreamConnection(ClientConnection):
         self.last_inbound_at = self._clock()
         if self._cut_off:
             data, self._cut_off = self._cut_off + data, b""
-            may_cut = self._may_cut()
-        else:
-            may_cut = self._may_cut() and self._is_between_frames()
-        if may_cut:
+        if self._is_between_frames and self._may_cut():
             data = self._take_whole_frames(data)
         if data:
             super().data_received(data)
+            self._is_between_frames = not CUTS_FRAMES or _stands_between_frames(
+                self.protocol.parser
+            )
+        if self._sink is not None:
+            self._hand_over(self._sink)
+            self._sink.end_read()
         if self.protocol.state is not OPEN and self.response is not None:
             self._finish_closing()
         elif self._messages:
             self._wake()
             if self._buffered_bytes > self._settings.high_water_bytes:
-                self._pause_reading()
+                self.pause_reading()
 
     def _may_cut(self) -> bool:
         return (
-            self.response is not None
+            CUTS_FRAMES
+            and self.response is not None
             and self.protocol.state is OPEN
             and self._ended_with is None
             and not self._fragments
@@ -362,24 +450,39 @@ class UpstreamConnection(ClientConnection):
 
     def _take_whole_frames(self, data: bytes) -> bytes:
         """Take the short text frames that `data` begins with; return what the library must read."""
-        position, end = 0, len(data)
-        while end - position >= 2 and data[position] == _WHOLE_TEXT:
+        sink, position, before = self._sink, 0, -1
+        if sink is None:
+            position = self._cut(data, 0, len(data))
+        while sink is not None and before < position:
+            # What the sink leaves is taken by itself: a message that is not like the others.
+            self._hand_over(sink)
+            before = sink.take_frames(data, position)
+            position = self._cut(data, before, 1)
+        if self._ended_with is not None:
+            return b""
+        rest = data[position:]
+        if rest[:1] == _WHOLE_TEXT_BYTE and (len(rest) < 2 or rest[1] <= LENGTH_IN_2_BYTES):
+            self._cut_off = rest
+            return b""
+        return rest
+
+    def _cut(self, data: bytes, position: int, most: int) -> int:
+        """Take up to `most` messages, from `position` on; return where the next one begins."""
+        end = len(data)
+        while most and end - position >= 2 and data[position] == WHOLE_TEXT:
             length, start = data[position + 1], position + 2
-            if length >= _LENGTH_IN_2_BYTES:
-                if length > _LENGTH_IN_2_BYTES or end - position < 4:
+            if length >= LENGTH_IN_2_BYTES:
+                if length > LENGTH_IN_2_BYTES or end - position < 4:
                     break
                 length, start = data[start] << 8 | data[start + 1], start + 2
             if start + length > end:
                 break
             position = start + length
+            most -= 1
             self._take_message(data[start:position])
             if self._ended_with is not None:
-                return b""
-        rest = data[position:]
-        if rest[:1] == _WHOLE_TEXT_BYTE and (len(rest) < 2 or rest[1] <= _LENGTH_IN_2_BYTES):
-            self._cut_off = rest
-            return b""
-        return rest
+                break
+        return position
 
     def eof_received(self) -> None:
         """Take the end of what the socket will read."""
@@ -440,11 +543,6 @@ class UpstreamConnection(ClientConnection):
             self._close_timer = self.loop.call_later(
                 self._settings.close_timeout_s, self.transport.abort
             )
-
-    def _pause_reading(self) -> None:
-        if not self._reading_paused:
-            self._reading_paused = True
-            self.transport.pause_reading()
 
 
 def _is_utf8(message: bytes) -> bool:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from proxy.core import reply
 from proxy.core.reply import (
     KEEPALIVE_COMMENT,
     Kind,
@@ -201,6 +202,137 @@ def test_grouping_makes_no_difference(
     one_by_one = outcome(messages, [1] * len(messages), stream=stream)
 
     assert outcome(messages, sizes, stream=stream) == one_by_one
+
+
+# --- Frames -------------------------------------------------------------------------------------
+
+
+def frame(message: bytes) -> bytes:
+    """Write a message as a WebSocket server does, unfragmented."""
+    if len(message) < 126:
+        return bytes([0x81, len(message)]) + message
+    return bytes([0x81, 126, *len(message).to_bytes(2)]) + message
+
+
+def unframed(data: bytes) -> tuple[bytes, bytes] | None:
+    """Split off the message of the first frame, if it is whole."""
+    if len(data) < 4:
+        return None
+    start, size = (4, int.from_bytes(data[2:4])) if data[1] == 126 else (2, data[1])
+    return (data[start : start + size], data[start + size :]) if start + size <= len(data) else None
+
+
+def outcome_of_frames(
+    messages: list[bytes], splits: list[int], *, stream: bool
+) -> tuple[tuple[Any, ...], int]:
+    """Feed frames that come in pieces; return all that can be seen, and how many `feed` got."""
+    read, out, fed, data = reader(stream=stream), b"", 0, b""
+    rest = b"".join(frame(message) for message in messages)
+    while rest:
+        size = splits.pop(0) if splits else len(rest)
+        data, rest = data + rest[:size], rest[size:]
+        while True:
+            written, end = read.feed_frames(data)
+            out, data = out + written, data[end:]
+            if (first := unframed(data)) is None:
+                break
+            message, data = first
+            fed += 1
+            try:
+                out += read.feed([message])
+            except ProtocolFault as error:
+                return (out + error.written, "fault"), fed
+    return (
+        *(out, read.state, read.terminal, read.refusal, read.dirty, read.response_id),
+        *(read.response, read.output, read.final_output, read.last_sequence_number, False),
+    ), fed
+
+
+FRAMED = st.one_of(
+    MESSAGES,
+    st.builds(delta, st.text(max_size=200), st.integers(0, 9)),
+    st.sampled_from(
+        [
+            delta("\u00e9" * 10).replace(b"\\u00e9", b"\xc3\xa9"),
+            event("response.reasoning_text.delta", delta="hm", sequence_number=8),
+            delta("x").replace(b'"x"', b'"x"\r'),
+            delta("x").replace(b'"x"', b'\n"x"'),
+            delta("x") + b" ",
+            b'{"type":"response.output_text.delta"}',
+            b'{"type":"response.output_text.delta',
+            b'{"type":"',
+            event("response.made_up_of_late", x="y" * 300),
+            b"{}",
+            b"",
+        ]
+    ),
+)
+
+
+@given(st.lists(FRAMED, max_size=12), st.lists(st.integers(1, 400)), st.booleans())
+@example([CREATED, delta(), delta(), b'{"type":"'], [], True)
+@example([CREATED, delta(), delta("\n").replace(b"\\n", b"\n"), delta()], [], True)
+def test_frames_and_messages_are_read_alike(
+    messages: list[bytes], splits: list[int], stream: bool
+) -> None:
+    """Cut from the read buffer, however it is split, or fed one by one, all is the same."""
+    one_by_one = outcome(messages, [1] * len(messages), stream=stream)
+
+    assert outcome_of_frames(messages, splits, stream=stream)[0] == one_by_one
+
+
+def test_frames_of_plain_events_need_no_feeding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a type is known, its events are cut from the buffer, whatever their order."""
+    monkeypatch.setattr(reply, "_EVENT_TYPES", {})
+    other = event("response.reasoning_text.delta", delta="hm", sequence_number=8)
+    messages = [CREATED, delta(), other, *[delta("\u00e9" * 30), delta(), other] * 50, COMPLETED]
+
+    _, fed = outcome_of_frames(messages, [], stream=True)
+
+    assert fed == 4
+
+
+@pytest.mark.parametrize("bad", [b"\xff", b"\xc3", b"\n"])
+def test_what_can_not_be_taken_together_is_left(bad: bytes) -> None:
+    """Events that are no UTF-8, or have line ends, are all left; and so are those after them."""
+    read = reader()
+    read.feed([CREATED, delta()])
+    odd = delta("?").replace(b"?", bad)
+    data = b"".join(frame(message) for message in (delta(), odd, b"\xa9" + delta(), delta()))
+
+    assert read.feed_frames(data) == (b"", 0)
+    assert read.feed_frames(frame(delta())) == (b"", 0)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        b"\x01" + frame(delta())[1:],  # the beginning of a fragmented message
+        b"\x89\x00",  # a ping
+        bytes([0x81, 127, *(70_000).to_bytes(8)]) + delta("x" * 70_000),
+        bytes([0x81, 0x80 | 5, 0, 0, 0, 0]) + b"{...}",  # masked
+        frame(delta())[:-1],
+        b"\x81",
+    ],
+)
+def test_other_frames_are_left(other: bytes) -> None:
+    """What is not short, whole, or text is for those who know the protocol."""
+    read = reader()
+    read.feed([CREATED, delta()])
+    data = frame(delta()) * 2
+
+    written, end = read.feed_frames(b"??" + data + other, 2)
+
+    assert (end, len(sse(written))) == (2 + len(data), 2)
+
+
+def test_no_frames_are_taken_before_or_after_the_answer() -> None:
+    """What begins or ends an answer, or comes around it, is looked at one by one."""
+    read = reader()
+    assert read.feed_frames(frame(delta())) == (b"", 0)
+    read.feed(ANSWER)
+
+    assert read.feed_frames(frame(delta())) == (b"", 0)
 
 
 # --- States -------------------------------------------------------------------------------------
