@@ -26,6 +26,7 @@ import hashlib
 from dataclasses import dataclass
 from sys import intern
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import xxhash
 from cachetools import LRUCache
@@ -34,6 +35,8 @@ from proxy.core.canonical import JSON, Number, parse, write
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from proxy.core.request import Frame
 
 DIGEST_BYTES = 16
 
@@ -301,6 +304,8 @@ class Fingerprinter:
     `secret` is random per process, so that nobody outside can look for two contents with one
     fingerprint. The cache, keyed by a digest of the raw bytes, serves clients that spell their
     history anew at every turn; `cache_size` is its number of entries of about 200 bytes.
+
+    `frames` are the frames in use, by fingerprint, so that each is held once.
     """
 
     def __init__(self, secret: bytes, cache_size: int = 65_536) -> None:
@@ -309,6 +314,7 @@ class Fingerprinter:
         self._key = secret[:64]
         self._seed = int.from_bytes(hashlib.blake2b(secret, digest_size=8).digest(), "big")
         self._cache: LRUCache[bytes, bytes] = LRUCache(maxsize=cache_size)
+        self.frames: WeakValueDictionary[bytes, Frame] = WeakValueDictionary()
 
     def digest(self, *parts: bytes) -> bytes:
         """Return the keyed digest (16 bytes) of the parts in order."""

@@ -124,16 +124,18 @@ class Envelope:
         return 200 + sum(2 * len(setting.raw) + 150 for setting in self.settings)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Frame:
     """
     What stands around the items of a body: the settings before (`head`) and the bytes after.
 
-    Most clients send the same bytes at every turn, so one frame serves a whole conversation, with
-    the `envelope` that it was read as. Some write something new there each time (Codex: ids and
-    times), and then only `suffix_hash` is kept, to notice when that ends.
+    Most clients send the same bytes at every turn, and in every conversation, so one frame serves
+    them all, with the `envelope` that it was read as. Some write something new there each time
+    (Codex: ids and times), and then only `suffix_hash` is kept, to notice when that ends. `owner`
+    is the key of its principal's empty history.
     """
 
+    owner: bytes
     head: tuple[Setting, ...]
     suffix_hash: int
     suffix: bytes | None = None
@@ -285,9 +287,17 @@ class TurnRequest:
         base, mark = self.frame, hash(suffix)
         if base is not None and base.envelope is self.envelope:
             return base
-        if base is None or base.suffix_hash == mark:
-            return Frame(self.head, mark, suffix, self.envelope)
-        return Frame(self.head, mark)
+        owner = self.base_history if base is None else base.owner
+        if base is not None and base.suffix_hash != mark:
+            return Frame(owner, self.head, mark)
+        frames = self.fingerprints.frames
+        # The same bytes before and after the items were read as the same settings.
+        key = self.fingerprints.digest(owner, self.body[: self.input_start], suffix)
+        if (frame := frames.get(key)) is None:
+            frame = frames[key] = Frame(owner, self.head, mark, suffix, self.envelope)
+        elif frame.envelope is not None:
+            self.envelope = frame.envelope
+        return frame
 
 
 def parse_body(body: bytes, root: bytes, fingerprints: Fingerprinter) -> TurnRequest | Reason:

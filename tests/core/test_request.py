@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from proxy.core.items import Fingerprinter, Item
 from proxy.core.reasons import Reason
-from proxy.core.request import TurnRequest, fold, parse_body, parse_tail
+from proxy.core.request import Frame, TurnRequest, fold, parse_body, parse_tail
 
 FINGERPRINTS = Fingerprinter(b"0123456789abcdef")
 ROOT = FINGERPRINTS.root("p")
@@ -401,3 +401,94 @@ def test_a_key_that_utf8_cannot_spell_is_never_sent() -> None:
 def test_msgspec_reports_what_it_can_not_read_as_a_value_error() -> None:
     """All that a hostile body can raise is caught under one name."""
     assert issubclass(msgspec.DecodeError, ValueError)
+
+
+# Frames.
+
+
+def frame_of(raw: bytes, principal: str = "p", fingerprints: Fingerprinter = FINGERPRINTS) -> Frame:
+    """Return the frame that is remembered of a body."""
+    request = parse_body(raw, fingerprints.root(principal), fingerprints)
+    assert isinstance(request, TurnRequest)
+    prefix = request.prefix()
+    assert prefix is not None
+    assert prefix.frame.envelope is request.envelope
+    return prefix.frame
+
+
+def test_conversations_with_the_same_settings_share_a_frame() -> None:
+    """Whatever their items; other settings, other white space or another principal don't."""
+    first = frame_of(body(user("a")))
+
+    assert frame_of(body(user("b"), message("c"), user("d"))) is first
+    others = [
+        frame_of(body(user("a"), store=True)),
+        frame_of(body(user("a"), user="u")),
+        frame_of(body(user("a"))[:-1] + b" }"),
+        frame_of(body(user("a")).replace(b'{"input"', b'{ "input"')),
+        frame_of(body(user("a")), "q"),
+    ]
+    assert len({id(frame) for frame in [first, *others]}) == 6
+    assert first.envelope == others[-1].envelope
+
+
+def test_a_frame_is_held_by_those_who_use_it() -> None:
+    """When its last conversation is forgotten a frame goes too."""
+    fingerprints = Fingerprinter(b"0123456789abcdef")
+    frame = frame_of(body(user("a")), fingerprints=fingerprints)
+    assert list(fingerprints.frames.values()) == [frame]
+
+    del frame
+    assert not fingerprints.frames
+
+
+def test_settings_that_change_once_make_one_frame_for_all() -> None:
+    """Conversations whose settings change in the same way after the first turn share both."""
+    frames = []
+    for text in "ab":
+        turns = [
+            body(user(text)),
+            body(user(text), message("x"), user("b"), tool_choice="none"),
+            body(user(text), message("x"), user("b"), message("y"), user("c"), tool_choice="none"),
+        ]
+        prefix = read(turns[0]).prefix()
+        for turn in turns[1:]:
+            assert prefix is not None
+            request = parse_tail(turn, prefix, FINGERPRINTS)
+            assert request is not None
+            prefix = request.prefix()
+        assert prefix is not None
+        frames.append(prefix.frame)
+
+    assert frames[0] is frames[1]
+    assert frames[0].envelope is not None
+
+
+def test_preparing_changes_nothing() -> None:
+    """What is computed ahead is what would be computed later, trouble included."""
+    ahead, later = read(body(user("a"), user("b"))), read(body(user("a"), user("b")))
+    ahead.prepare()
+    assert ahead.prefix() == later.prefix()
+    assert ahead.prefix() is ahead.prefix()
+
+    prefix = later.prefix()
+    assert prefix is not None
+    deep = b'{"a":' * 200 + b"1" + b"}" * 200
+    request = parse_tail(
+        body(user("a"), user("b")).replace(b"]", b",%b]" % deep, 1), prefix, Deep()
+    )
+    assert request is not None
+    request.prepare()
+    with pytest.raises(ValueError, match="deep"):
+        _ = request.history
+
+
+class Deep(Fingerprinter):
+    """Finds every item too deep."""
+
+    def __init__(self) -> None:
+        super().__init__(b"0123456789abcdef")
+
+    def item(self, item: Item) -> bytes:
+        """Raise ValueError."""
+        raise ValueError("nested too deeply")
