@@ -129,7 +129,7 @@ MESSAGES: dict[str, tuple[Any, list[Any]]] = {
             {
                 "role": "user",
                 "content": [
-                    {"type": "input_file", **FILE["file"]},  # type: ignore[dict-item]
+                    {"type": "input_file", **FILE["file"]},
                     {"type": "input_file", "file_id": "file-1"},
                 ],
             }
@@ -798,7 +798,7 @@ def test_the_translation_is_a_request_for_websocket_mode() -> None:
     assert envelope.replay_safe
     assert envelope.stream
     body = b'{"input":[%b]%b}' % (b",".join(translated), envelope.message_members)
-    assert parse_body(body, FINGERPRINTS.root("p"), FINGERPRINTS).item_count == 1  # type: ignore[union-attr]
+    assert parse_body(body, FINGERPRINTS.root("p"), FINGERPRINTS).item_count == 1
 
 
 # --- Responses bodies on the Chat path ----------------------------------------------------------
