@@ -60,6 +60,12 @@ DELIVERY_METADATA = frozenset(
     }
 )
 
+# Of an item the model produced these are no fields of its form: they are looked at by themselves.
+NOT_COMPARED = DELIVERY_METADATA | {"type", "phase"}
+
+# The one field of a kind that is not compared as it stands.
+BY_RULE = {"message": "content", "function_call": "arguments"}
+
 # Items that only ever come from the client, though their names do not end in `_output`.
 CLIENT_TYPES = frozenset(
     {
@@ -72,10 +78,14 @@ CLIENT_TYPES = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Form:
     """
-    The canonical form of one item: its fields, each as canonical text.
+    The canonical form of one item: its fields, each as canonical text. Not to be changed.
+
+    In place of a long text stands its digest, which compares as the text does. What a form costs in
+    memory then depends on the number of its fields, and not on their length. (It is not frozen,
+    because that makes a form several times as slow to make, on the way of every turn.)
 
     `call_id`, `item_id` and `sealed` (a reasoning item's encrypted content) are what two forms of
     one item have in common even when they are unequal; `phase` (canonical text) is apart because a
@@ -112,14 +122,13 @@ class Item:
     """
 
     # Slots that are filled when first asked for: `functools.cached_property` takes a lock.
-    __slots__ = ("_compact", "_produced", "_type", "_value", "raw")
+    __slots__ = ("_form", "_type", "_value", "raw")
 
     def __init__(self, raw: bytes) -> None:
         self.raw = raw
         self._value: dict[str, JSON] | None = None
         self._type: str | None = None
-        self._produced: Form | None = None
-        self._compact: Form | None = None
+        self._form: Form | None = None
 
     def __repr__(self) -> str:
         return f"<Item of {len(self.raw)} bytes>"
@@ -155,24 +164,17 @@ class Item:
         return _text(self.value.get("call_id"))
 
     @property
-    def produced_form(self) -> Form:
-        """The canonical form of this item as something that the model produced."""
-        if self._produced is None:
-            self._produced = produced_form(self.value)
-        return self._produced
-
-    @property
     def compact_form(self) -> Form:
-        """`produced_form` with digests for long texts, as heads keep it."""
-        if self._compact is None:
-            self._compact = compact(self.produced_form)
-        return self._compact
+        """The canonical form of this item as something that the model produced."""
+        if self._form is None:
+            self._form = produced_form(self.value)
+        return self._form
 
     @property
     def canonical_text(self) -> str:
         """The whole canonical form as one text, by the rules of the item's kind."""
         if self.is_produced:
-            form = self.produced_form
+            form = self.compact_form
             fields = dict(form.fields)
             if form.phase is not None:
                 fields["phase"] = form.phase
@@ -200,43 +202,30 @@ def item_type(value: Mapping[str, JSON]) -> str:
 def produced_form(value: Mapping[str, JSON]) -> Form:
     """Return the canonical form of an item that the model produced, upstream's or an echo."""
     kind = item_type(value)
+    by_rule = BY_RULE.get(kind)
     fields = {
-        key: write(field)
+        intern(key): _short(write(field))
         for key, field in value.items()
-        if field is not None and key not in DELIVERY_METADATA and key not in ("type", "phase")
+        if field is not None and key not in NOT_COMPARED and key != by_rule
     }
     sealed = None
     if kind == "message":
-        fields["content"] = _content(value.get("content"), "output_text", DELIVERY_METADATA)
+        content = _content(value.get("content"), "output_text", DELIVERY_METADATA)
+        fields["content"] = _short(content)
     elif kind == "function_call":
-        fields["arguments"] = _arguments(value.get("arguments"))
+        fields["arguments"] = _short(_arguments(value.get("arguments")))
     elif kind == "reasoning":
         sealed = _text(value.get("encrypted_content")) or None
         fields = _reasoning_fields(fields, sealed)
     fields["type"] = kind
+    phase = value.get("phase")
     return Form(
         type=kind,
         fields=fields,
-        phase=None if value.get("phase") is None else write(value.get("phase")),
+        phase=None if phase is None else write(phase),
         call_id=_text(value.get("call_id")),
         item_id=_text(value.get("id")),
-        sealed=sealed,
-    )
-
-
-def compact(form: Form) -> Form:
-    """
-    Return a form with long texts replaced by their digests: it compares as the form does.
-
-    What a head costs in memory then depends on the number of its items, and not on their length.
-    """
-    return Form(
-        type=form.type,
-        fields={intern(key): _short(text) for key, text in form.fields.items()},
-        phase=form.phase,
-        call_id=form.call_id,
-        item_id=form.item_id,
-        sealed=None if form.sealed is None else _short(form.sealed),
+        sealed=None if sealed is None else _short(sealed),
     )
 
 
@@ -251,14 +240,18 @@ def _reasoning_fields(fields: dict[str, str], sealed: str | None) -> dict[str, s
     # Equal encrypted content is the same reasoning, however its summary was kept; without it the
     # texts decide, and an empty list says as little as an absent one.
     if sealed is not None:
-        return {"encrypted_content": write(sealed)}
+        return {"encrypted_content": _short(write(sealed))}
     return {key: text for key, text in fields.items() if text not in ("[]", '""')}
 
 
 def _own_fields(value: Mapping[str, JSON]) -> dict[str, str]:
-    fields = {key: write(field) for key, field in value.items() if field is not None}
-    fields["type"] = item_type(value)
-    if fields["type"] == "message":
+    kind = item_type(value)
+    by_rule = BY_RULE["message"] if kind == "message" else None
+    fields = {
+        key: write(field) for key, field in value.items() if field is not None and key != by_rule
+    }
+    fields["type"] = kind
+    if kind == "message":
         fields["content"] = _content(value.get("content"), "input_text", frozenset())
     return fields
 
