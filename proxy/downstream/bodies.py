@@ -37,6 +37,8 @@ else:
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from aiohttp import StreamReader
+
 MAX_LAYERS: Final = 3
 MAX_MEMBERS: Final = 1024  # gzip members or zstd frames of one body; each costs a new decoder
 PIECE_BYTES: Final = 64 * 1024  # input handed to a decoder at once
@@ -108,18 +110,31 @@ async def _receive(request: web.Request, limits: BodyLimits) -> bytes:
         )
     content = request.content
     try:
-        while True:
-            async with asyncio.timeout(limits.body_timeout_s):
-                chunk = await content.readany()
-            if not chunk:
-                return sink.getvalue()
-            sink.write(chunk)
+        if content.is_eof():  # a small body is here with its headers: nothing to wait for
+            sink.write(content.read_nowait())
+            return sink.getvalue()
+        return await _receive_rest(content, sink, limits.body_timeout_s)
     except TimeoutError:
         raise BodyTimeout(
             f"no byte of the body arrived for {limits.body_timeout_s:g} s (limits.body_timeout_s)"
         ) from None
     except web.RequestPayloadError:
         raise BodyCorrupt("the body breaks its own Transfer-Encoding") from None
+
+
+async def _receive_rest(content: StreamReader, sink: _Sink, timeout_s: float) -> bytes:
+    """Read to the end, or raise TimeoutError when nothing came for so long, or an eighth more."""
+    loop = asyncio.get_running_loop()
+    slack_s = timeout_s / 8  # a timer is not moved for each of a large body's hundreds of pieces
+    armed_at = loop.time()
+    async with asyncio.timeout(timeout_s + slack_s) as deadline:
+        while chunk := await content.readany():
+            sink.write(chunk)
+            now = loop.time()
+            if now - armed_at > slack_s:
+                armed_at = now
+                deadline.reschedule(now + timeout_s + slack_s)
+    return sink.getvalue()
 
 
 async def _decode_aside(raw: bytes, encodings: Sequence[str], max_bytes: int) -> bytes:

@@ -218,34 +218,51 @@ def log_turn(
     It is the one line on the way of every turn, and of all that is in it only `model` comes from
     outside. So where lines are JSON it is written by hand, as the processors would write it.
     """
-    facts: dict[str, Any] = {
-        "turn": turn,
-        "principal": principal,
-        "mode": str(mode),
-        "reason": str(reason),
-        "status": status,
-        "bytes_in": bytes_in,
-        "bytes_up": bytes_up,
-        "first_event_ms": _rounded(first_event_ms),
-        "duration_ms": _rounded(duration_ms),
-        "model": None if model is None else _model_name(model),
-        "resends": resends,
-        "connection": connection,
-    }
     write_line = getattr(logger, "write_line", None)
     if write_line is None or structlog.get_context(logger):
-        logger.info("turn", **facts)
+        logger.info(
+            "turn",
+            turn=turn,
+            principal=principal,
+            mode=str(mode),
+            reason=str(reason),
+            status=status,
+            bytes_in=bytes_in,
+            bytes_up=bytes_up,
+            first_event_ms=_rounded(first_event_ms),
+            duration_ms=_rounded(duration_ms),
+            model=None if model is None else _model_name(model),
+            resends=resends,
+            connection=connection,
+        )
         return
-    facts.update(_TURN_LINE, timestamp=_now())
-    write_line(_encode(facts))
+    first = "null" if first_event_ms is None else repr(round(first_event_ms, 1))
+    write_line(
+        f'{{"turn": "{turn}", "principal": "{principal}", "mode": "{mode}", "reason": "{reason}", '
+        f'"status": {status}, "bytes_in": {bytes_in}, "bytes_up": {bytes_up}, '
+        f'"first_event_ms": {first}, "duration_ms": {round(duration_ms, 1)!r}, '
+        f'"model": {_model_text(model)}, "resends": {resends}, "connection": {_text(connection)}, '
+        f'"event": "turn", "level": "info", "logger": "turnwire", "timestamp": "{_now()}"}}'
+    )
 
 
-_TURN_LINE: Final = {"event": "turn", "level": "info", "logger": "turnwire"}
-_encode: Final = json.JSONEncoder().encode
+def _text(connection: int | str | None) -> str:
+    return str(connection) if type(connection) is int else json.dumps(connection)
+
+
+@lru_cache(maxsize=64)
+def _model_text(model: str | None) -> str:
+    return "null" if model is None else json.dumps(_model_name(model))
 
 
 def _now() -> str:
-    return datetime.now(tz=UTC).isoformat().replace("+00:00", "Z")
+    second, micros = divmod(time.time_ns() // 1000, 1_000_000)
+    return f"{_second(second)}.{micros:06d}Z"
+
+
+@lru_cache(maxsize=2)
+def _second(second: int) -> str:
+    return datetime.fromtimestamp(second, tz=UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 @lru_cache(maxsize=64)
