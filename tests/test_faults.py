@@ -19,6 +19,7 @@ import aiohttp
 import pytest
 from harness import stack
 
+from proxy.downstream import stream
 from proxy.simulator import AnswerOptions, SimulatorOptions
 from proxy.simulator.agent import Streaming, user
 from proxy.simulator.events import CompletedOutput
@@ -44,6 +45,7 @@ from proxy.simulator.faults import (
 )
 from proxy.simulator.validate import Transport
 from proxy.simulator.wire import Shape
+from proxy.upstream import connection
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -56,6 +58,14 @@ if TYPE_CHECKING:
 TALKATIVE = SimulatorOptions(answers=AnswerOptions(rounds=0))
 STREAMING = [Streaming.ALWAYS, Streaming.NEVER]
 STEERING = ("retry-after", "retry-after-ms", "x-should-retry")
+
+
+@pytest.fixture(params=["direct", "public"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relay events past the libraries where we can, or by what they promise only."""
+    if request.param == "public":
+        monkeypatch.setattr(stream, "WRITES_DIRECTLY", False)
+        monkeypatch.setattr(connection, "CUTS_FRAMES", False)
 
 
 def patience(fault: Fault) -> dict[str, Any]:
@@ -428,6 +438,7 @@ def sse_events(body: bytes) -> list[dict[str, Any]]:
     return [json.loads(line[len(b"data: ") :]) for line in lines]
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("name", BREAKS)
 async def test_a_stream_that_breaks_ends_in_one_error_and_not_cleanly(name: str):
     """The client gets what had come, exactly one error event, and a body without its end."""
@@ -464,6 +475,7 @@ async def test_a_broken_answer_is_an_error_where_none_was_streamed(name: str):
         await talk.go_on()
 
 
+@pytest.mark.usefixtures("way")
 async def test_a_client_that_ignores_the_error_still_sees_no_end():
     """The last chunk of the body never comes: no reader can take the stream for complete."""
     async with talking() as (s, talk):
@@ -484,6 +496,7 @@ async def test_a_client_that_ignores_the_error_still_sees_no_end():
         assert not received.endswith(b"0\r\n\r\n")
 
 
+@pytest.mark.usefixtures("way")
 async def test_a_doubled_beginning_is_no_answer():
     """An answer that begins twice is resent if nobody has seen its beginning, and else breaks."""
     async with talking() as (s, talk):
@@ -518,6 +531,7 @@ ODDITIES: dict[str, Fault] = {
 }
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("streaming", STREAMING)
 @pytest.mark.parametrize("name", ODDITIES)
 async def test_an_answer_may_be_written_in_any_way(name: str, streaming: Streaming):
@@ -568,6 +582,7 @@ async def test_a_terminal_event_without_items_is_completed(
 STRAY = {"type": "response.output_text.delta", "delta": "stray", "item_id": "msg_x"}
 
 
+@pytest.mark.usefixtures("way")
 async def test_frames_after_the_end_spoil_the_connection_and_nothing_else():
     """A stray answer event after the end is not shown to anybody, and its connection is closed."""
     async with talking() as (s, talk):
@@ -595,6 +610,7 @@ class Late(Fault):
         return replace(script, steps=(*script.steps, late))
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("streaming", STREAMING)
 @pytest.mark.parametrize("late", [None, STRAY, {"type": "response.failed", "response": {}}])
 async def test_what_comes_late_is_not_the_answer_to_the_next_turn(

@@ -228,32 +228,35 @@ class ReplyReader:
             usual, head = self._usual, self._usual_head
         return self._joined()
 
-    def feed_frames(self, data: bytes, position: int = 0) -> tuple[bytes, int]:
+    def feed_frames(self, data: bytes, position: int = 0) -> tuple[list[bytes], int]:
         """
         Take plain events out of the WebSocket frames in `data`, from `position` on.
 
-        Return what `feed` would have returned for them, and the position of the first frame that
-        was not taken: it is not whole or not short, its message is no event of a plain and known
-        type, or the answer does not stream at present. Its message is for `feed`.
+        Return what `feed` would have returned for them, in pieces, and the position of the first
+        frame that was not taken: it is not whole or not short, its message is no event of a plain
+        and known type, or the answer does not stream at present. Its message is for `feed`.
         """
         written: list[bytes] = []
         while self._takes_frames and self.state is State.STREAMING:
             messages, end = _cut_alike(data, position, self._usual)
             if messages:
                 body = (_END + self._usual_head).join(messages)
-                if not _is_plain(body, len(messages)):
+                has_line_ends = data.find(b"\n", position, end) >= 0  # or a length looks like one
+                if (has_line_ends and body.count(b"\n") != _LINES * (len(messages) - 1)) or not (
+                    body.isascii() or _is_utf8(body)
+                ):
                     # Found out too late to say where, and rare: `feed` sees to all that follows.
                     self._takes_frames = False
                     break
                 position = end
                 if self._stream:
-                    written += (self._usual_head, body, _END)
+                    written += (self._usual_head, _without_returns(body), _END)
                     self._last_message = messages[-1]
             event = _next_type(data, position)
             if event is None or event.usual in (b"", self._usual):
                 break
             self._usual, self._usual_head = event.usual, event.head
-        return _without_returns(b"".join(written)), position
+        return written, position
 
     def _take(self, message: bytes) -> None:
         if self.terminal is not None:
@@ -479,11 +482,6 @@ def _next_type(data: bytes, position: int) -> _EventType | None:
     if start < len(_PREFIX):
         return None
     return _EVENT_TYPES.get(data[start : max(data.find(b'"', start, start + 101), 0)])
-
-
-def _is_plain(body: bytes, count: int) -> bool:
-    """Whether `count` messages, joined as events, are UTF-8 and have no line end in them."""
-    return body.count(b"\n") == _LINES * (count - 1) and (body.isascii() or _is_utf8(body))
 
 
 def _is_utf8(text: bytes) -> bool:

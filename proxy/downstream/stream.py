@@ -43,9 +43,9 @@ class HeldResponse(web.StreamResponse):
     _send_headers_immediately = False
 
 
-def chunk(data: bytes) -> bytes:
-    """Write data, not empty, as one chunk of a chunked body."""
-    return b"%x\r\n%b\r\n" % (len(data), data)
+def chunk(pieces: list[bytes]) -> bytes:
+    """Write data, of one byte at least, as one chunk of a chunked body."""
+    return b"".join((b"%x\r\n" % sum(map(len, pieces)), *pieces, b"\r\n"))
 
 
 class _Recorder:
@@ -92,8 +92,8 @@ def _writes_as_we_know_it() -> bool:
     return (
         tells_pauses
         and writer.chunked
-        and head.endswith(b"\r\n\r\n" + chunk(b"first"))
-        and rest == [chunk(b"more"), chunk(b"last") + b"0\r\n\r\n"]
+        and head.endswith(b"\r\n\r\n" + chunk([b"first"]))
+        and rest == [chunk([b"more"]), chunk([b"last"]) + b"0\r\n\r\n"]
     )
 
 
@@ -188,8 +188,7 @@ class EventStream:
         written, end = self._reader.feed_frames(data, position)
         if end > position:
             self._has_heard = True
-        if written:
-            self._pieces.append(written)
+        self._pieces += written
         return end
 
     def take_messages(self, messages: list[bytes]) -> None:
@@ -213,8 +212,8 @@ class EventStream:
         if self._reader.terminal is not None:
             self._end_with(ending(self._reader))
         elif self._pieces and self._outcome is None:
-            self._write(b"".join(self._pieces))
-            self._pieces.clear()
+            self._write(self._pieces)
+            self._pieces = []
 
     def end(self, code: int) -> None:
         """Take the end of the connection, which is also that of the answer."""
@@ -223,11 +222,11 @@ class EventStream:
 
     # The client's side.
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, pieces: list[bytes]) -> None:
         if self._transport.is_closing():
             self._end_with(t.DownstreamClosed())
             return
-        self._transport.write(chunk(data))
+        self._transport.write(chunk(pieces))
         if self._protocol.writing_paused:
             self._is_full = True
             self._connection.pause_reading()
@@ -257,7 +256,7 @@ class EventStream:
             self._end_with(t.Silent())
         elif now >= self._comment_due_at():
             self._commented_at = now
-            self._write(KEEPALIVE_COMMENT)
+            self._write([KEEPALIVE_COMMENT])
         if self._outcome is None:
             due_at = min(self._comment_due_at(), gives_up_at)
             self._timer = self._loop.call_at(due_at, self._watch)

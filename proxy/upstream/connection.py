@@ -429,9 +429,9 @@ class UpstreamConnection(ClientConnection):
             self._is_between_frames = not CUTS_FRAMES or _stands_between_frames(
                 self.protocol.parser
             )
-        if self._sink is not None:
-            self._hand_over(self._sink)
-            self._sink.end_read()
+        if (sink := self._sink) is not None:
+            self._hand_over(sink)
+            sink.end_read()
         if self.protocol.state is not OPEN and self.response is not None:
             self._finish_closing()
         elif self._messages:

@@ -19,6 +19,7 @@ from websockets.utils import accept_key
 from wsserver import raw_server, reset, until, upstream, write_raw
 
 from proxy.errors import ConnectionLost, UpgradeRefused, UpstreamUnreachable
+from proxy.upstream import connection as connection_module
 from proxy.upstream.connection import ConnectionSettings, UpstreamConnection, open_connection
 
 if TYPE_CHECKING:
@@ -717,6 +718,121 @@ async def test_messages_are_the_same_however_the_stream_is_split(seed: int) -> N
 
         assert [message.decode() for message in received] == messages
         assert connection.is_quiet
+
+
+class Listener:
+    """A sink that keeps what it is given, and takes whole frames for itself as it likes."""
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        self.messages: list[bytes] = []
+        self.reads = 0
+        self.code: int | None = None
+        self.rng = rng
+
+    def take_frames(self, data: bytes, position: int) -> int:
+        """Take a few short frames of text, or none."""
+        while self.rng and self.rng.random() < 0.5 and data[position : position + 1] == b"\x81":
+            end = position + 2 + (data[position + 1] if position + 1 < len(data) else 255)
+            if end > len(data) or data[position + 1] > 125:
+                break
+            self.messages.append(data[position + 2 : end])
+            position = end
+        return position
+
+    def take_messages(self, messages: list[bytes]) -> None:
+        """Keep messages."""
+        assert messages
+        self.messages += messages
+
+    def end_read(self) -> None:
+        """Count."""
+        self.reads += 1
+
+    def end(self, code: int) -> None:
+        """Keep the code."""
+        assert self.code is None
+        self.code = code
+
+
+@pytest.mark.parametrize("cuts", [True, False])
+@pytest.mark.parametrize("seed", range(30))
+async def test_a_sink_gets_every_message_once_and_in_order(
+    seed: int, cuts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was there before, what it cuts, what is cut for it, and what the library reads."""
+    monkeypatch.setattr(connection_module, "CUTS_FRAMES", cuts)
+    rng = random.Random(seed)
+    sizes = [0, 1, 2, 3, 50, 125, 126, 5000, 65_535, 65_536, 70_000]
+    messages = ["\u00e9" * rng.randrange(3) + "x" * rng.choice(sizes) for _ in range(20)]
+    stream = frames_of(messages, rng)
+    attaches_at = rng.randrange(len(stream))
+    listener = Listener(rng)
+    async with upstream() as server, connected(server.url) as connection:
+        at = reads = 0
+        while at < len(stream):
+            if at >= attaches_at and connection._sink is None:
+                connection.attach(listener)
+                reads = listener.reads
+            size = rng.choice([1, 2, 3, 7, 130, 4096, 65_536, 1 << 20])
+            connection.data_received(stream[at : at + size])
+            at += size
+            reads += connection._sink is not None
+        if connection._sink is None:
+            connection.attach(listener)
+            reads = listener.reads
+
+        assert [message.decode() for message in listener.messages] == messages
+        assert listener.reads == reads
+        assert connection.is_quiet
+        connection.detach()
+        connection.data_received(b"\x81\x02ok")
+        assert await connection.receive() == [b"ok"]
+        assert len(listener.messages) == 20
+
+
+@pytest.mark.parametrize("bad", [b"\x88\x02\x03\xe9", b"\x81\x01\xff", b"\x83\x00"])
+@pytest.mark.parametrize("attached", [True, False])
+async def test_a_sink_is_told_of_the_end_after_what_came_before_it(
+    bad: bytes, attached: bool
+) -> None:
+    """Once, whether it was there in time or not; and `receive` tells the same afterwards."""
+    listener = Listener()
+    async with upstream() as server, connected(server.url) as connection:
+        if attached:
+            connection.attach(listener)
+        connection.data_received(b"\x81\x02ok" + bad + b"\x81\x02no")
+        if not attached:
+            connection.attach(listener)
+        connection.abort()
+
+        assert listener.messages == [b"ok"]
+        assert listener.code in (1001, 1007, 1002)
+        with pytest.raises(ConnectionLost) as caught:
+            await connection.receive()
+        assert caught.value.code == listener.code
+
+
+async def test_a_sink_may_pause_and_leave_in_the_middle_of_a_read() -> None:
+    """Reading goes on when it says so; what it did not take is there for `receive`."""
+
+    class Leaving(Listener):
+        """Pauses at once, and leaves."""
+
+        def take_messages(self, messages: list[bytes]) -> None:
+            super().take_messages(messages)
+            connection.pause_reading()
+            connection.detach()
+
+    listener = Leaving()
+    async with upstream() as server, connected(server.url) as connection:
+        connection.attach(listener)
+        connection.data_received(b"\x81\x02ok")
+        assert connection.is_reading_paused
+        await connection.send_message(b"echo")
+        connection.resume_reading()
+
+        assert await connection.receive() == [b"echo"]
+        assert listener.messages == [b"ok"]
 
 
 BAD_FRAMES = [
