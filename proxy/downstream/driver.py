@@ -152,6 +152,8 @@ class Driver:
                     self._response = self._plain_reply(reply)
                 case t.BreakReply(code, message):
                     self._response = await self._break_reply(code, message)
+                case t.RecordHead():
+                    self._record_head_soon()
                 case _:
                     self._settle(command)
         return event
@@ -378,15 +380,27 @@ class Driver:
         except UpstreamError as error:
             return refuse(error)
 
+    def _record_head_soon(self) -> None:
+        """
+        Record the head when the last bytes have been handed to the client's transport.
+
+        The loop runs what is ready in order: the client's next request, even if it is sent on the
+        last byte, wakes its handler after this. An older head of the same id goes at once, before
+        the lease does: for a moment the connection would seem to hold it.
+        """
+        if self._reader is not None and self._reader.response_id is not None:
+            self._services.store.outdate(self._principal.key, self._reader.response_id)
+        self._loop.call_soon(self._record_head)
+
     def _record_head(self) -> None:
-        reader, lease = self._reader, self._lease
-        if reader is None or lease is None or reader.response_id is None:
+        reader, connection_id = self._reader, self.connection_id
+        if reader is None or connection_id is None or reader.response_id is None:
             return
         head = new_head(
             self._request,
             Answer(reader.response_id, reader.output, reader.final_output),
             principal=self._principal.key,
-            connection_id=lease.connection_id,
+            connection_id=connection_id,
         )
         if head is None:
             # It can't be continued; an older head of the same id must not be taken for it.
