@@ -11,6 +11,7 @@ or be listed; an Origin must be the very host and port asked, or be listed.
 from __future__ import annotations
 
 import ipaddress
+from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -44,6 +45,7 @@ def check_host(
         raise HostRefused("this Origin is not served here (security.allowed_origins)")
 
 
+@lru_cache(maxsize=256)
 def is_loopback(name: str) -> bool:
     """Tell whether a host name (lower case, no port, no brackets) can only mean this machine."""
     if name == "localhost" or name.endswith(".localhost"):  # RFC 6761 section 6.3
