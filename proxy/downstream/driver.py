@@ -242,11 +242,9 @@ class Driver:
             # What upstream said before it closed may have arrived: the reader comes to the end.
 
     async def _first_event(self, reader: ReplyReader) -> t.Event:
-        connection = self._held_lease().connection
-        while not reader.begun:
-            self._unwritten = reader.feed(await connection.receive())
-            if reader.refusal is not None and not reader.begun:
-                return t.Refused(reader.refusal)
+        self._unwritten = await stream.Opening(self._held_lease().connection, reader).run()
+        if reader.refusal is not None and not reader.begun:
+            return t.Refused(reader.refusal)
         self.first_event_at = self._loop.time()
         return t.Begun()
 

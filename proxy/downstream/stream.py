@@ -27,7 +27,8 @@ from aiohttp.http_writer import StreamWriter
 from multidict import CIMultiDict
 
 from proxy.core import turn as t
-from proxy.core.reply import KEEPALIVE_COMMENT, Kind, ProtocolFault, ReplyReader
+from proxy.core.reply import KEEPALIVE_COMMENT, Kind, ProtocolFault, ReplyReader, State
+from proxy.errors import ConnectionLost
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -104,6 +105,71 @@ WRITES_DIRECTLY: Final = _writes_as_we_know_it()
 def can_write_directly(writer: AbstractStreamWriter | None) -> bool:
     """Tell whether a prepared reply is one that an `EventStream` can go on with."""
     return WRITES_DIRECTLY and type(writer) is StreamWriter and writer.chunked
+
+
+class Opening:
+    """
+    Waits for the read that brings the first event of an answer, or a refusal; call `run` once.
+
+    That read may bring thousands of events more, so it is cut and encoded as all later ones are.
+    It is the sink of the connection until then.
+    """
+
+    def __init__(self, connection: UpstreamConnection, reader: ReplyReader) -> None:
+        self._connection = connection
+        self._reader = reader
+        self._pieces: list[bytes] = []
+        self._fault: ProtocolFault | None = None
+        self._ended_with: int | None = None
+        self._is_over = asyncio.Event()
+
+    async def run(self) -> bytes:
+        """
+        Return the SSE bytes of what the read brought. May be cancelled.
+
+        Raises:
+            ConnectionLost: the connection has ended without either.
+            ProtocolFault: something in that read belongs to no answer.
+        """
+        try:
+            self._connection.attach(self)
+            await self._is_over.wait()
+        finally:
+            self._connection.detach()
+        if self._fault is not None:
+            raise self._fault
+        if self._ended_with is not None:
+            raise ConnectionLost(self._ended_with)
+        return b"".join(self._pieces)
+
+    def take_frames(self, data: bytes, position: int) -> int:
+        """Take what the reader can cut out by itself."""
+        if self._fault is not None:
+            return position
+        written, end = self._reader.feed_frames(data, position)
+        self._pieces += written
+        return end
+
+    def take_messages(self, messages: list[bytes]) -> None:
+        """Take messages of any kind."""
+        if self._fault is not None:
+            return
+        try:
+            self._pieces.append(self._reader.feed(messages))
+        except ProtocolFault as fault:
+            self._fault = fault
+
+    def end_read(self) -> None:
+        """See whether there is an answer now."""
+        if self._fault is not None or self._reader.state is not State.WAITING:
+            self._connection.detach()
+            self._is_over.set()
+
+    def end(self, code: int) -> None:
+        """Take the end of the connection."""
+        if self._reader.state is State.WAITING:
+            self._ended_with = code
+        self._is_over.set()
 
 
 class EventStream:
