@@ -20,6 +20,7 @@ from proxy.agents import prepared
 from proxy.app import Turnwire, loop_factory
 from proxy.errors import TurnwireError
 from proxy.observe import log
+from proxy.upstream.tasks import cancel_and_wait, spawn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -60,39 +61,50 @@ async def _run(config: Config, command: Sequence[str]) -> int:
 
 
 async def _run_child(command: Sequence[str], environment: dict[str, str]) -> int:
-    try:
-        child = await asyncio.create_subprocess_exec(*command, env=environment)
-    except FileNotFoundError:
-        raise CommandFailed(f"{command[0]}: no such command", NOT_FOUND) from None
-    except OSError as error:
-        raise CommandFailed(f"{command[0]}: {error.strerror}", CANNOT_RUN) from error
-    with _signals_passed_to(child):
+    with _signals() as received:
+        try:
+            child = await asyncio.create_subprocess_exec(*command, env=environment)
+        except FileNotFoundError:
+            raise CommandFailed(f"{command[0]}: no such command", NOT_FOUND) from None
+        except OSError as error:
+            raise CommandFailed(f"{command[0]}: {error.strerror}", CANNOT_RUN) from error
+        handing_on = spawn(_hand_on(received, child), name="hand-signals-on")
         status = await child.wait()
+        await cancel_and_wait([handing_on])
     return status if status >= 0 else SIGNALLED - status
 
 
-@contextlib.contextmanager
-def _signals_passed_to(child: asyncio.subprocess.Process) -> Iterator[None]:
-    """Leave Ctrl-C to the agent, and hand on what asks this process to end."""
-    loop = asyncio.get_running_loop()
-
-    def hand_on(number: int) -> None:
+async def _hand_on(received: asyncio.Queue[int], child: asyncio.subprocess.Process) -> None:
+    while True:
+        number = await received.get()
         if child.returncode is None:
             child.send_signal(number)
 
-    # The terminal sends these to the agent as well.
-    ignored = [signal.SIGINT, signal.SIGQUIT] if hasattr(signal, "SIGQUIT") else [signal.SIGINT]
-    passed = [signal.SIGTERM] + ([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])
+
+@contextlib.contextmanager
+def _signals() -> Iterator[asyncio.Queue[int]]:
+    """
+    Collect the signals that ask this process to end, from before the agent starts.
+
+    Those that a terminal sends are the agent's own affair: it gets them as well.
+    """
+    loop = asyncio.get_running_loop()
+    received: asyncio.Queue[int] = asyncio.Queue()
     taken = []
-    for number in ignored + passed:
+    for name in ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT"):
+        number = getattr(signal, name, None)
+        if number is None:
+            continue
+        is_for_us = name in ("SIGTERM", "SIGHUP")
         with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C raises instead
-            if number in passed:
-                loop.add_signal_handler(number, hand_on, number)
-            else:
-                loop.add_signal_handler(number, lambda: None)
+            loop.add_signal_handler(number, received.put_nowait if is_for_us else _ignore, number)
             taken.append(number)
     try:
-        yield
+        yield received
     finally:
         for number in taken:
             loop.remove_signal_handler(number)
+
+
+def _ignore(_number: int) -> None:
+    """Leave a signal to the agent."""
