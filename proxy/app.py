@@ -175,6 +175,7 @@ class Turnwire:
             ),
             max_message_bytes=config.websocket.max_send_bytes,
             resend_budget=RetryBudget(config.resends.budget_ratio, config.resends.budget_per_s),
+            tells_lost_upstream=config.reply.lost_upstream == "error",
         )
         planner = Planner(
             store=store,

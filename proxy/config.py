@@ -483,6 +483,12 @@ class ReplyConfig(Section):
         description="Seconds of silence after which a streamed reply carries a comment line, so "
         "that nothing on the way takes it for dead.",
     )
+    lost_upstream: Literal["error", "break"] = Field(
+        default="error",
+        description="How a streamed reply ends whose upstream connection is lost: with an error "
+        "event and then broken off, or just broken off, as it would be without a proxy; Cline and "
+        "opencode retry a reply that breaks off, and not one that names an error.",
+    )
 
 
 class ShutdownConfig(Section):

@@ -38,7 +38,10 @@ class Reason(enum.StrEnum):
     # The history was sent in full: no chain to continue.
     NEW_CONVERSATION = "new_conversation", "no known history is a beginning of this one"
     REPEATED = "repeated", "this very request was answered before: a retry, or a twin's opening"
-    HISTORY_CHANGED = "history_changed", "an item that upstream holds was edited, moved or dropped"
+    HISTORY_CHANGED = (
+        "history_changed",
+        "an item that upstream holds was edited, moved or dropped, or an answer broke off",
+    )
     ANSWER_CHANGED = "answer_changed", "the model's last answer was edited, dropped or not echoed"
     TEXT_DROPPED = "text_dropped", "the client dropped visible text beside tool calls"
     REASONING_DROPPED = "reasoning_dropped", "reasoning items are missing and the policy is resend"

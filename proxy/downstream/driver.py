@@ -66,7 +66,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What all turns share."""
+    """What all turns share. `tells_lost_upstream`: a broken stream ends in an error event."""
 
     pool: Pool
     store: ChainStore
@@ -75,6 +75,7 @@ class Services:
     timing: Timing
     max_message_bytes: int
     resend_budget: RetryBudget
+    tells_lost_upstream: bool = True
 
 
 class Driver:
@@ -355,9 +356,12 @@ class Driver:
         response = self._response
         if response is None or not response.prepared:
             return self._plain_reply(unavailable_reply(502, code, message))
-        number = self._reader.last_sequence_number if self._reader else None
-        event = error_event(code, message, (number or 0) + 1)
-        await response.write(self._unwritten + event)
+        last = self._unwritten
+        if self._services.tells_lost_upstream:
+            number = self._reader.last_sequence_number if self._reader else None
+            last += error_event(code, message, (number or 0) + 1)
+        if last:
+            await response.write(last)
         self._cut_off()
         return response
 
