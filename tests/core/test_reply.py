@@ -216,9 +216,10 @@ def frame(message: bytes) -> bytes:
 
 def unframed(data: bytes) -> tuple[bytes, bytes] | None:
     """Split off the message of the first frame, if it is whole."""
-    if len(data) < 4:
+    head = 4 if data[1:2] == b"\x7e" else 2
+    if len(data) < head:
         return None
-    start, size = (4, int.from_bytes(data[2:4])) if data[1] == 126 else (2, data[1])
+    start, size = (4, int.from_bytes(data[2:4])) if head == 4 else (2, data[1])
     return (data[start : start + size], data[start + size :]) if start + size <= len(data) else None
 
 
@@ -271,6 +272,7 @@ FRAMED = st.one_of(
 
 @given(st.lists(FRAMED, max_size=12), st.lists(st.integers(1, 400)), st.booleans())
 @example([CREATED, delta(), delta(), b'{"type":"'], [], True)
+@example([b""], [], False)
 @example([CREATED, delta(), delta("\n").replace(b"\\n", b"\n"), delta()], [], True)
 def test_frames_and_messages_are_read_alike(
     messages: list[bytes], splits: list[int], stream: bool
