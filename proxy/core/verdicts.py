@@ -29,7 +29,6 @@ from proxy.core.reasons import Reason
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from proxy.errors import ClientError, Overloaded
 
 Headers = tuple[tuple[str, str], ...]
 
@@ -410,17 +409,6 @@ def unavailable_reply(status: int, code: str, message: str, headers: Headers = (
     return HttpReply(status, (_CONTENT_TYPE, *headers), json.dumps({"error": error}).encode())
 
 
-def client_error_reply(error: ClientError) -> HttpReply:
-    """Answer a request that can't be served."""
-    return unavailable_reply(error.status, error.code, str(error))
-
-
-def overloaded_reply(error: Overloaded) -> HttpReply:
-    """Answer 503: a budget of ours is used up."""
-    headers = (("retry-after", str(error.retry_after_s)),)
-    return unavailable_reply(503, "overloaded", str(error), headers)
-
-
 def connection_failed_reply() -> HttpReply:
     """
     Answer 502: the connection ended before the first event, and a resend might do harm.
@@ -429,11 +417,6 @@ def connection_failed_reply() -> HttpReply:
     """
     text = "The upstream closed the connection before it answered."
     return unavailable_reply(502, "upstream_connection_lost", text)
-
-
-def unreachable_reply() -> HttpReply:
-    """Answer 502: neither a WebSocket nor an HTTP connection to the upstream can be had."""
-    return unavailable_reply(502, "upstream_unreachable", "The upstream can't be reached.")
 
 
 def silent_reply() -> HttpReply:
