@@ -264,6 +264,27 @@ def _env(arguments: list[str]) -> int:
     return OK
 
 
+def _health(arguments: list[str]) -> int:
+    """Ask a running proxy how it is; the health check of a container."""
+    parser = _settings_parser("health")
+    parser.add_argument(
+        "--live", action="store_true", help="ask whether it answers at all, also while it drains"
+    )
+    parser.add_argument(
+        "--timeout", type=_positive_float, default=3.0, metavar="S", help="seconds (%(default)s)"
+    )
+    options, flags = _parsed(parser, arguments)
+    config = _loaded(options, flags).config
+    from proxy.observe.probe import ask  # noqa: PLC0415  start-up time
+
+    path = "/livez" if options.live else "/readyz"
+    answer = ask(config.admin_host, config.admin_port, path, options.timeout)
+    if not answer.ok:
+        return _complain(answer.text, FAILED)
+    _print(answer.text)
+    return OK
+
+
 def _version(arguments: list[str]) -> int:
     """Print the version."""
     _parser("version").parse_args(arguments)
@@ -290,6 +311,7 @@ class Command:
 COMMANDS = {
     "serve": Command("run the proxy", _serve),
     "run": Command("run an agent with a proxy of its own, which ends with it", _run_agent),
+    "health": Command("ask a running proxy whether it takes work", _health),
     "env": Command("print the lines that point an agent at the proxy", _env),
     "config": Command("show every setting, and where its value comes from", _config),
     "demo": Command("time an agent with and without the proxy, offline", _demo),

@@ -17,6 +17,7 @@ import pytest
 
 from proxy.cli import COMMANDS, main, version
 from proxy.config import Config, load, reference_table, settings
+from proxy.observe.probe import Answer
 
 ROOT = Path(__file__).parents[1]
 
@@ -266,6 +267,23 @@ def test_demo_is_given_its_options(monkeypatch):
         {"preset": None, "scale": 1.0, "calls": 24, "plot": None, "keep": False, "port": 0},
         {"preset": "p", "scale": 0.5, "calls": 3, "plot": Path("x.png"), "keep": False, "port": 0},
     ]
+
+
+def test_health_asks_the_admin_listener(monkeypatch, capsys):
+    """It finds the listener as `serve` does: by flags, environment and file; status 0 or 1."""
+    asked = []
+
+    def ask(*question):
+        asked.append(question)
+        return Answer(ok=question[2] == "/livez", text="draining")
+
+    monkeypatch.setattr("proxy.observe.probe.ask", ask)
+    monkeypatch.setenv("TURNWIRE_ADMIN_PORT", "9000")
+
+    assert main(["health"]) == 1
+    assert main(["health", "--live", "--admin-host", "::", "--timeout", "0.5"]) == 0
+    assert asked == [("127.0.0.1", 9000, "/readyz", 3.0), ("::", 9000, "/livez", 0.5)]
+    assert capsys.readouterr() == ("draining\n", "turnwire: draining\n")
 
 
 # --- as a process ----------------------------------------------------------------------------
