@@ -30,7 +30,7 @@ from proxy.core.items import Fingerprinter
 from proxy.core.leases import LeaseLimits, Want
 from proxy.core.plan import Planner
 from proxy.downstream.bodies import BodyLimits
-from proxy.downstream.deadlines import build_runner
+from proxy.downstream.deadlines import FrontRunner, build_runner
 from proxy.downstream.driver import Services, Timing
 from proxy.downstream.hosts import is_loopback
 from proxy.downstream.server import Front, FrontSettings
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from proxy.core.history import Head
     from proxy.core.reasons import Reason
 
+SWITCHING_PROTOCOLS = 101
 EXIT_OK = 0
 EXIT_FAILED = 1
 
@@ -79,7 +80,7 @@ class Turnwire:
         self.base_url = ""
         self.admin_url = ""
         self._stack = contextlib.AsyncExitStack()
-        self._runners: list[web.AppRunner] = []
+        self._front_runner: FrontRunner | None = None
 
     async def __aenter__(self) -> Self:
         try:
@@ -95,9 +96,32 @@ class Turnwire:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._not_ready()
+        await self._stack.aclose()
+
+    async def give_notice(self) -> None:
+        """
+        Say that the end is near, and go on serving for `shutdown.notice_s`.
+
+        Whoever cancels this does not want to wait for the turns that run either.
+        """
+        self._not_ready()
+        try:
+            await asyncio.sleep(self.config.shutdown.notice_s)
+        except asyncio.CancelledError:
+            if self._front_runner is not None:
+                self._front_runner.hurry()
+            raise
+
+    def _not_ready(self) -> None:
         self.health.state = State.DRAINING
         self.metrics.draining(True)
-        await self._stack.aclose()
+
+    async def _let_go(self, _request: web.Request, response: web.StreamResponse) -> None:
+        """Tell a client, once the end is near, that its connection ends with this reply."""
+        if self.health.state is State.DRAINING and response.status != SWITCHING_PROTOCOLS:
+            response.headers["Connection"] = "close"
+            response.force_close()
 
     async def _start(self) -> None:
         config = self.config
@@ -110,9 +134,10 @@ class Turnwire:
             config.admin_port,
             "admin_port",
         )
-        front = await self._build_front()
-        runner = build_runner(
-            front.application(),
+        application = (await self._build_front()).application()
+        application.on_response_prepare.append(self._let_go)
+        runner = self._front_runner = build_runner(
+            application,
             header_timeout_s=config.limits.header_timeout_s,
             max_header_bytes=config.limits.max_header_bytes,
             shutdown_timeout_s=config.shutdown.drain_timeout_s,
@@ -288,6 +313,7 @@ async def serve(config: Config) -> int:
             )
             await stop.wait()
             running.log.info("draining", timeout_s=config.shutdown.drain_timeout_s)
+            await running.give_notice()
     except asyncio.CancelledError:
         if not stop.is_set():
             raise

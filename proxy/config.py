@@ -499,6 +499,12 @@ class ShutdownConfig(Section):
         ge=0,
         description="Seconds that running turns have to end after SIGTERM; turns last minutes.",
     )
+    notice_s: Seconds = Field(
+        default=0,
+        ge=0,
+        description="Seconds after SIGTERM in which requests are still taken while /readyz already "
+        "says no, so that a load balancer notices before the listener closes.",
+    )
 
 
 class SecurityConfig(Section):

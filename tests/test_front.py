@@ -705,9 +705,51 @@ async def test_a_second_signal_ends_at_once():
             assert "Traceback" not in running.stderr
 
 
-async def test_the_drain_timeout_ends_what_does_not_end():
-    """A stream that never ends is broken off when the time to drain is over."""
-    async with Simulator() as sim, process(sim.base_url, "--shutdown-drain-timeout-s", "0.2") as p:
+async def test_a_notice_keeps_the_listener_open_while_it_is_not_ready():
+    """Within `shutdown.notice_s` new requests are answered, each ending its connection."""
+    async with Simulator() as sim, process(sim.base_url, "--shutdown-notice-s", "60") as running:
+        before = await request("GET", f"{running.base_url}/models")
+        running.process.send_signal(signal.SIGTERM)
+        await running.read_until("draining")
+
+        ready = await request("GET", f"{running.admin_url}/readyz")
+        passed = await request("GET", f"{running.base_url}/models")
+        body = json.dumps(BODY | {"stream": True}).encode()
+        turn = await request("POST", f"{running.base_url}/responses", body)
+        running.process.send_signal(signal.SIGTERM)
+
+        assert (before.status, "connection" in before.headers) == (200, False)
+        assert ready.status == 503
+        assert (passed.status, passed.headers["connection"]) == (200, "close")
+        assert (turn.status, turn.headers["connection"]) == (200, "close")
+        assert b"event: response.completed" in turn.body
+        assert await running.end() in (0, 130)
+        assert "Traceback" not in running.stderr
+
+
+async def test_a_second_signal_within_the_notice_ends_at_once():
+    """Whoever signals twice waits neither for the notice nor for the turns that run."""
+    async with Simulator() as sim, process(sim.base_url, "--shutdown-notice-s", "600") as running:
+        sim.faults.arm(Break(end=End.STALL, after_events=2))
+        body = json.dumps(BODY | {"stream": True}).encode()
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"{running.base_url}/responses", data=body, headers=AUTH) as reply,
+        ):
+            await reply.content.readuntil(b"\n\n")
+            running.process.send_signal(signal.SIGTERM)
+            await running.read_until("draining")
+            running.process.send_signal(signal.SIGTERM)
+
+            assert await running.end() in (0, 130)
+            assert "Traceback" not in running.stderr
+
+
+@pytest.mark.parametrize("timeout_s", ["0.2", "0"])
+async def test_the_drain_timeout_ends_what_does_not_end(timeout_s: str):
+    """A stream that never ends is broken off when the time to drain is over, or there is none."""
+    flags = ("--shutdown-drain-timeout-s", timeout_s)
+    async with Simulator() as sim, process(sim.base_url, *flags) as p:
         sim.faults.arm(Break(end=End.STALL, after_events=2))
         body = json.dumps(BODY | {"stream": True}).encode()
         async with (

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _TOO_SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
+_AT_ONCE_S: Final = 0.001  # aiohttp takes a timeout of 0 for none at all
+
 
 def build_runner(
     app: web.Application,
@@ -33,14 +35,14 @@ def build_runner(
     max_header_bytes: int = 32 * 1024,
     lingering_time_s: float = 1.0,
     shutdown_timeout_s: float = 1.0,
-) -> web.AppRunner:
+) -> FrontRunner:
     """
     Make the runner for a client-facing application.
 
     `max_header_bytes` bounds the request line and each header field. `shutdown_timeout_s` is how
     long `cleanup` waits for handlers; draining before that is the caller's business.
     """
-    return _Runner(
+    return FrontRunner(
         app,
         header_timeout_s=header_timeout_s,
         access_log=None,
@@ -49,11 +51,11 @@ def build_runner(
         lingering_time=lingering_time_s,
         max_field_size=max_header_bytes,
         max_line_size=max_header_bytes,
-        shutdown_timeout=shutdown_timeout_s,
+        shutdown_timeout=max(shutdown_timeout_s, _AT_ONCE_S),
     )
 
 
-class _Runner(web.AppRunner):
+class FrontRunner(web.AppRunner):
     """An AppRunner whose server makes our protocol instead of aiohttp's."""
 
     __slots__ = ("_header_timeout_s",)
@@ -61,6 +63,10 @@ class _Runner(web.AppRunner):
     def __init__(self, app: web.Application, *, header_timeout_s: float, **kwargs: Any) -> None:
         super().__init__(app, **kwargs)
         self._header_timeout_s = header_timeout_s
+
+    def hurry(self) -> None:
+        """Let `cleanup` wait for no handler."""
+        self._shutdown_timeout = _AT_ONCE_S
 
     async def _make_server(self) -> web.Server:
         server = await super()._make_server()
