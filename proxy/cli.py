@@ -285,6 +285,28 @@ def _health(arguments: list[str]) -> int:
     return OK
 
 
+def _doctor(arguments: list[str]) -> int:
+    """Look at all that has to be in order."""
+    parser = _settings_parser("doctor")
+    parser.add_argument("--json", action="store_true", help="as JSON, for scripts")
+    parser.add_argument(
+        "--key-from",
+        default="OPENAI_API_KEY",
+        metavar="VARIABLE",
+        help="the environment variable with the key to ask with (%(default)s)",
+    )
+    parser.add_argument("--model", help="the model to ask about (one that upstream lists)")
+    options, flags = _parsed(parser, arguments)
+    from proxy.doctor import main as examine  # noqa: PLC0415  start-up time
+
+    return examine(
+        lambda: _loaded(options, flags),
+        key_variable=options.key_from,
+        model=options.model,
+        json_wanted=options.json,
+    )
+
+
 def _version(arguments: list[str]) -> int:
     """Print the version."""
     _parser("version").parse_args(arguments)
@@ -313,6 +335,9 @@ COMMANDS = {
     "run": Command("run an agent with a proxy of its own, which ends with it", _run_agent),
     "health": Command("ask a running proxy whether it takes work", _health),
     "env": Command("print the lines that point an agent at the proxy", _env),
+    "doctor": Command(
+        "look at all that has to be in order, with a remedy for what is not", _doctor
+    ),
     "config": Command("show every setting, and where its value comes from", _config),
     "demo": Command("time an agent with and without the proxy, offline", _demo),
     "bench": Command("measure the proxy against others, side by side", _bench),

@@ -38,7 +38,7 @@ from pydantic import (
     model_validator,
 )
 
-from proxy.errors import ConfigError
+from proxy.errors import ConfigError, SelfLoop
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -181,6 +181,10 @@ class ContradictionError(ValueError):
     def __init__(self, message: str, *keys: str) -> None:
         super().__init__(message)
         self.keys = keys
+
+
+class LoopError(ContradictionError):
+    """The upstream would be ourselves."""
 
 
 # --- the settings ----------------------------------------------------------------------------
@@ -630,7 +634,7 @@ class Config(Section):
         for key, url in urls:
             for port_key, host, port in listeners:
                 if url is not None and port and _leads_to(url, host, port):
-                    raise ContradictionError(
+                    raise LoopError(
                         f"{key} is this very process, so requests would go round in a loop",
                         key,
                         port_key,
@@ -772,7 +776,7 @@ def load(flags: Mapping[str, str], env: Mapping[str, str], file: Path | None) ->
     Lay `flags` (such as {"--port": "0"}) over `env` over a TOML file over the defaults.
 
     Without `file`, the environment variable TURNWIRE_CONFIG may name one. An environment
-    variable that is set but empty counts as not set. Raises ConfigError.
+    variable that is set but empty counts as not set. Raises ConfigError, SelfLoop among them.
     """
     if file is None and env.get(FILE_VARIABLE):
         file = Path(env[FILE_VARIABLE])
@@ -780,7 +784,9 @@ def load(flags: Mapping[str, str], env: Mapping[str, str], file: Path | None) ->
     try:
         config = Config.model_validate(_nested(given))
     except ValidationError as error:
-        raise ConfigError(_sentence(error.errors(include_url=False), given)) from None
+        errors = error.errors(include_url=False)
+        is_loop = isinstance(errors[0].get("ctx", {}).get("error"), LoopError)
+        raise (SelfLoop if is_loop else ConfigError)(_sentence(errors, given)) from None
     origins = {key: given[key].origin if key in given else "default" for key in settings()}
     return Loaded(config, origins)
 

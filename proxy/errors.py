@@ -3,6 +3,7 @@ Every exception of Turnwire, sorted by whose fault it is.
 
     TurnwireError
     ├── ConfigError              the operator's: one sentence, exit status 64
+    │   └── SelfLoop             the upstream would be this very process
     ├── ClientError              the client's: answered with `status`, in the API's error shape
     │   ├── BodyCorrupt          400
     │   ├── BodyTimeout          408
@@ -35,6 +36,10 @@ class TurnwireError(Exception):
 
 class ConfigError(TurnwireError):
     """The configuration can't be used. The message is one sentence for the operator."""
+
+
+class SelfLoop(ConfigError):
+    """By its configuration, the upstream is this very process."""
 
 
 class ClientError(TurnwireError):
