@@ -24,6 +24,7 @@ from aiohttp import web
 from proxy import __version__
 from proxy.core.budget import RetryBudget
 from proxy.core.chains import ChainStore
+from proxy.core.chat_models import TranslatedModels
 from proxy.core.connection_state import LifePolicy
 from proxy.core.history import MatchingPolicy
 from proxy.core.items import Fingerprinter
@@ -200,6 +201,9 @@ class Turnwire:
             ),
             max_message_bytes=config.websocket.max_send_bytes,
             resend_budget=RetryBudget(config.resends.budget_ratio, config.resends.budget_per_s),
+            models=TranslatedModels(
+                config.chat.models, retry_after_s=config.chat.retry_refused_s, timer=loop.time
+            ),
             tells_lost_upstream=config.reply.lost_upstream == "error",
         )
         planner = Planner(
@@ -277,6 +281,7 @@ def front_settings(config: Config, secret: bytes) -> FrontSettings:
         ),
         max_inflight_body_bytes=limits.max_inflight_body_bytes,
         websocket_enabled=config.websocket.enabled,
+        translates_chat=config.chat_completions == "translate",
         check_hosts=is_loopback(config.host),
         allowed_hosts=frozenset(config.security.allowed_hosts),
         allowed_origins=frozenset(config.security.allowed_origins),

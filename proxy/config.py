@@ -367,6 +367,21 @@ class MatchingConfig(Section):
     )
 
 
+class ChatConfig(Section):
+    """Which Chat Completions requests are translated, where `chat_completions` says so at all."""
+
+    models: Names = Field(
+        default=("*",),
+        description="Models whose Chat Completions requests are translated: names, with `*` for "
+        "any characters.",
+    )
+    retry_refused_s: Seconds = Field(
+        default=600,
+        ge=0,
+        description="Seconds that a model which the Responses API refused is left to plain HTTP.",
+    )
+
+
 class ChainsConfig(Section):
     """What is remembered about chains. A chain that is evicted costs one full send."""
 
@@ -589,9 +604,15 @@ class Config(Section):
     admin_port: Count = Field(
         default=8788, ge=0, le=65535, description="Port of the admin listener; 0 takes a free one."
     )
+    chat_completions: Literal["translate", "passthrough"] = Field(
+        default="passthrough",
+        description="What becomes of `/v1/chat/completions`: turns like any other where that loses "
+        "nothing, or plain HTTP.",
+    )
     websocket: WebSocketConfig = WebSocketConfig()
     connections: ConnectionsConfig = ConnectionsConfig()
     matching: MatchingConfig = MatchingConfig()
+    chat: ChatConfig = ChatConfig()
     chains: ChainsConfig = ChainsConfig()
     limits: LimitsConfig = LimitsConfig()
     resends: ResendsConfig = ResendsConfig()

@@ -79,9 +79,13 @@ class ChainStore:
         self._expire()
         return self._entry_bytes + self._frame_bytes
 
-    def walk(self, body: bytes) -> Walk:
-        """Return what `prefixes` and `record` of this body should share, to save work."""
-        return self._prefixes.walk(body)
+    def walk(self, body: bytes, endpoint: str = "") -> Walk:
+        """
+        Return what `prefixes` and `record` of this body should share, to save work.
+
+        Bodies of one `endpoint` are never found from another, however alike.
+        """
+        return self._prefixes.walk(body, endpoint)
 
     def prefixes(self, principal: str, body: bytes, walk: Walk | None = None) -> list[Prefix]:
         """Return the known beginnings of a body, longest first."""

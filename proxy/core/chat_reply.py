@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from proxy.core import splice
-from proxy.core.reply import Kind, ProtocolFault, ReplyReader
+from proxy.core.reply import Kind, ProtocolFault, ReplyReader, State
 from proxy.core.verdicts import Refusal, error_object, parse_error
 
 if TYPE_CHECKING:
@@ -199,6 +199,18 @@ class ChatReplyReader:
         return self._reader.begun
 
     @property
+    def state(self) -> State:
+        """How far the answer is for the client: WAITING while there is nothing to show."""
+        if self.begun:
+            return State.STREAMING if self.terminal is None else State.ENDED
+        return State.WAITING if self.terminal is None else State.REFUSED
+
+    @property
+    def echo(self) -> bytes | None:
+        """The message that is to be expected back; None after an error."""
+        return self.echo_message or None
+
+    @property
     def dirty(self) -> bool:
         """Whether something followed the end, so that the connection must not be used again."""
         return self._reader.dirty
@@ -218,10 +230,13 @@ class ChatReplyReader:
         """Upstream's items in the terminal event; see `ReplyReader`."""
         return self._reader.final_output
 
-    @property
-    def last_sequence_number(self) -> None:
-        """Chunks have no numbers."""
-        return
+    def error_event(self, code: str, message: str) -> bytes:
+        """Return the SSE bytes of an error of our own, for a reply that has begun."""
+        return _error(Refusal(502, code, "server_error", message, None))
+
+    def feed_frames(self, data: bytes, position: int = 0) -> tuple[list[bytes], int]:  # noqa: ARG002  that of ReplyReader
+        """Take nothing: a chunk is made of an event's value, so all are for `feed`."""
+        return [], position
 
     def feed(self, messages: list[bytes]) -> bytes:
         """
@@ -465,11 +480,6 @@ class ChatReplyReader:
             filtered = details is not None and details.reason == "content_filter"
             return b"content_filter" if filtered else b"length"
         return b"tool_calls" if has_calls else b"stop"
-
-
-def error_event(code: str, message: str) -> bytes:
-    """Return the SSE bytes of an error of our own, for a reply that has begun."""
-    return _error(Refusal(502, code, "server_error", message, None))
 
 
 def _error(refusal: Refusal) -> bytes:

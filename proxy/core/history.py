@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+from proxy.core.chat_messages import translate
 from proxy.core.items import Form, Item
 from proxy.core.reasons import Reason
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 # something twice. Compactions, under any name, are unsafe too: upstream rebuilds its context from
 # them.
 UNSAFE_NEW_TYPES = frozenset({"additional_tools", "item_reference"})
+
+# What the message of a Chat Completions reply can show.
+SHOWN_IN_CHAT = frozenset({"message", "function_call", "custom_tool_call"})
 
 CHANGED = {
     "model": Reason.CHANGED_MODEL,
@@ -267,12 +271,14 @@ class Answer:
     What a completed response brought.
 
     `streamed` are the raw items of its `output_item.done` events, `final` those of the terminal
-    event, which some upstreams leave empty; either list may be.
+    event, which some upstreams leave empty; either list may be. `echo` is the Chat message that
+    the client was given in their place, if it was, as it is to be expected back.
     """
 
     response_id: str
     streamed: Sequence[bytes]
     final: Sequence[bytes]
+    echo: bytes | None = None
 
 
 def new_head(
@@ -286,6 +292,8 @@ def new_head(
     """
     try:
         output = _agreed_output(answer)
+        if output is not None and answer.echo is not None:
+            output = _as_shown(output, answer.echo)
         history = request.history
     except ValueError:
         return None
@@ -313,6 +321,18 @@ def _agreed_output(answer: Answer) -> tuple[Form, ...] | None:
     if streamed and final and not _same_output(streamed, final):
         return None
     return final or streamed
+
+
+def _as_shown(output: Sequence[Form], echo: bytes) -> tuple[Form, ...]:
+    """
+    Put the items of a Chat message in the place of those that it shows.
+
+    What it can't show stays, and is missing in every echo. With reasoning that is as if the client
+    had left it out; anything else upstream knows and the client does not, so the history must be
+    sent again.
+    """
+    unseen = tuple(form for form in output if form.type not in SHOWN_IN_CHAT)
+    return unseen + read_output(translate([echo]).items)
 
 
 def _same_output(one: Sequence[Form], other: Sequence[Form]) -> bool:

@@ -12,9 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+from proxy.core.chat_fields import Untranslatable
 from proxy.core.history import Gap, Match, Mismatch, match
 from proxy.core.reasons import Reason
-from proxy.core.request import TurnRequest, parse_body, parse_tail
+from proxy.core.request import RESPONSES, TurnRequest, parse_body, parse_tail
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from proxy.core.chains import ChainStore
     from proxy.core.history import Head, MatchingPolicy
     from proxy.core.items import Fingerprinter, Item
+    from proxy.core.request import Endpoint
 
 # A retry begins with its own former body, and with the one before it. Whatever these two do not
 # settle is looked for item by item.
@@ -64,11 +66,12 @@ class FollowClient:
 
 @dataclass(frozen=True, slots=True)
 class PassThrough:
-    """Leave the request to plain HTTP, untouched."""
+    """Leave the request to plain HTTP, untouched. `field` is what could not be translated."""
 
     reason: Reason
     request: TurnRequest | None = None
     gaps: tuple[Gap, ...] = ()
+    field: str | None = None
 
 
 Plan: TypeAlias = Continue | Start | FollowClient | PassThrough
@@ -89,16 +92,22 @@ class Planner:
     held: Callable[[Head], Reason | None]
     max_message_bytes: int = field(default=16_000_000)
 
-    def plan(self, principal: str, body: bytes) -> Plan:
-        """Return the plan for a body; `principal` is the key of whose credentials it carries."""
+    def plan(self, principal: str, body: bytes, endpoint: Endpoint = RESPONSES) -> Plan:
+        """
+        Return the plan for a body that was posted to `endpoint`.
+
+        `principal` is the key of whose credentials it carries.
+        """
         try:
-            return self._plan(principal, body)
+            return self._plan(principal, body, endpoint)
+        except Untranslatable as found:
+            return PassThrough(Reason.UNTRANSLATABLE, field=found.field)
         except ValueError:
             return PassThrough(Reason.UNPARSABLE)
 
-    def _plan(self, principal: str, body: bytes) -> Plan:
+    def _plan(self, principal: str, body: bytes, endpoint: Endpoint) -> Plan:
         refusals: dict[Head, Mismatch] = {}
-        walk = self.store.walk(body)
+        walk = self.store.walk(body, endpoint.name)
         for known in self.store.prefixes(principal, body, walk)[:PREFIXES_TRIED]:
             request = parse_tail(body, known, self.fingerprints)
             if request is None:
@@ -106,7 +115,8 @@ class Planner:
             request.walk = walk
             if (plan := self._attempt(principal, request, refusals)) is not None:
                 return plan
-        parsed = parse_body(body, self.fingerprints.root(principal), self.fingerprints)
+        root = self.fingerprints.root(principal + endpoint.name)
+        parsed = parse_body(body, root, self.fingerprints, endpoint)
         if not isinstance(parsed, TurnRequest):
             return PassThrough(parsed)
         parsed.walk = walk

@@ -122,9 +122,17 @@ class PrefixIndex:
         """How many prefixes are filed."""
         return sum(len(bucket.prefixes) for bucket in self._buckets.values())
 
-    def walk(self, body: bytes) -> Walk:
-        """Return what `find` and `put` of this body should share."""
-        return Walk(body, self._seed)
+    def walk(self, body: bytes, endpoint: str = "") -> Walk:
+        """
+        Return what `find` and `put` of this body should share.
+
+        Bodies that are read otherwise at another endpoint are digested with another seed there, so
+        that none is found by the bytes of the other.
+        """
+        seed = self._seed
+        if endpoint:
+            seed ^= xxhash.xxh3_64_intdigest(endpoint.encode(), self._seed)
+        return Walk(body, seed)
 
     def find(self, principal: str, body: bytes, walk: Walk | None = None) -> list[Prefix]:
         """Return all filed prefixes with which `body` begins, longest first."""

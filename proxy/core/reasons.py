@@ -84,6 +84,22 @@ class Reason(enum.StrEnum):
     UNKNOWN_CHAIN = "unknown_chain", "the client names a response no connection here holds"
     HTTP_ONLY_FIELD = "http_only_field", "a field that WebSocket mode does not take, or reads apart"
     TOO_LARGE = "too_large", "larger than the upstream's message limit"
+    UNTRANSLATABLE = (
+        "untranslatable",
+        "a Chat Completions request with a field or message that has no equal in Responses",
+    )
+    MODEL_NOT_TRANSLATED = (
+        "model_not_translated",
+        "a Chat Completions request for a model that `chat.models` leaves out",
+    )
+    MODEL_REFUSED = (
+        "model_refused",
+        "upstream has, or lately had, no such model for Responses, but may for Chat Completions",
+    )
+    TRANSLATION_REFUSED = (
+        "translation_refused",
+        "upstream refused the translated request; Chat Completions may take it, or says why not",
+    )
 
     # Plain HTTP: no connection.
     WEBSOCKET_OFF = "websocket_off", "WebSocket mode is switched off"

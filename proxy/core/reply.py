@@ -194,6 +194,20 @@ class ReplyReader:
         return self.state in (State.STREAMING, State.ENDED)
 
     @property
+    def accepted(self) -> bool:
+        """Whether upstream has begun to answer; see `ChatReplyReader`, where that shows later."""
+        return self.begun
+
+    @property
+    def echo(self) -> bytes | None:
+        """None: the client is given the items themselves."""
+        return None
+
+    def error_event(self, code: str, message: str) -> bytes:
+        """Return the SSE bytes of an error of our own, for a reply that has begun."""
+        return error_event(code, message, (self.last_sequence_number or 0) + 1)
+
+    @property
     def output(self) -> list[bytes]:
         """The items of all `response.output_item.done` events, by `output_index`, else arrival."""
         indexed = {index: item for index, item in self._items if index is not None}

@@ -16,6 +16,10 @@ Two ways lead to a `TurnRequest`:
 
 Where two readers of the same bytes might disagree (duplicate keys, NaN, lone bytes), the answer
 is a reason to pass the request through, never a guess.
+
+A body may be written in another dialect than that of the Responses API (`core.chat_turn`): under
+another key, with elements that are yet to become items. Whatever is said here of prefixes holds
+for those too, as long as equal elements after equal ones mean equal items.
 """
 
 from __future__ import annotations
@@ -29,6 +33,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from proxy.core.canonical import parse
+from proxy.core.chat_fields import Untranslatable
+from proxy.core.chat_messages import NO_CALLS
 from proxy.core.items import Item
 from proxy.core.reasons import Reason
 from proxy.core.splice import elements, members
@@ -39,6 +45,7 @@ if TYPE_CHECKING:
     from proxy.core.canonical import JSON
     from proxy.core.items import Fingerprinter
     from proxy.core.prefix import Walk
+    from proxy.core.splice import Member
 
 WHITE_SPACE = b" \t\r\n"
 
@@ -124,6 +131,63 @@ class Envelope:
         return 200 + sum(2 * len(setting.raw) + 150 for setting in self.settings)
 
 
+class Dialect:
+    """
+    How a body is read, and written again; this one is the Responses API's own, where both are easy.
+
+    `array` is the key of the list of elements. `calls` are ids of tool calls in the elements before
+    that the meaning of later elements depends on; what comes back holds those of the new ones too.
+    """
+
+    array = "input"
+    is_translated = False
+
+    def envelope(self, settings: Sequence[Setting], fingerprints: Fingerprinter) -> Envelope:
+        """Read the settings. Raises ValueError if one of them can't be read without doubt."""
+        return read_envelope(settings, fingerprints)
+
+    def items(
+        self, elements_: Sequence[bytes], calls: frozenset[str]
+    ) -> tuple[list[Item], frozenset[str]]:
+        """Return what elements mean. Raises ValueError as `envelope` does."""
+        return [Item(raw) for raw in elements_], calls
+
+    def whole(self, raw: bytes) -> tuple[list[Item], frozenset[str]] | None:
+        """Return what the value under `array` means, None if it can't be what it should be."""
+        if raw.startswith(b"["):
+            return self.items(elements(raw), NO_CALLS)
+        if raw.startswith(b'"'):
+            return [Item(b'{"role":"user","content":%b}' % raw)], NO_CALLS
+        return None
+
+    def full_input(self, request: TurnRequest) -> bytes:
+        """Return the whole history as the Responses API takes it."""
+        return request.body[request.input_start : request.input_end]
+
+    def full_input_bytes(self, request: TurnRequest) -> int:
+        """How long that is, at most."""
+        return request.input_end - request.input_start
+
+
+_OWN_DIALECT = Dialect()
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """
+    What is known of a place where turns are posted: the dialects that bodies there may have.
+
+    The first one whose array a body has is taken. `name` keeps histories of endpoints apart: the
+    same bytes may mean something else at each.
+    """
+
+    name: str
+    dialects: tuple[Dialect, ...]
+
+
+RESPONSES = Endpoint("", (_OWN_DIALECT,))
+
+
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Frame:
     """
@@ -140,6 +204,7 @@ class Frame:
     suffix_hash: int
     suffix: bytes | None = None
     envelope: Envelope | None = None
+    dialect: Dialect = _OWN_DIALECT
 
     @property
     def size_bytes(self) -> int:
@@ -163,6 +228,7 @@ class Prefix:
     item_count: int
     history: bytes
     compacts: bool
+    calls: frozenset[str] = NO_CALLS
 
 
 @dataclass(slots=True, eq=False)
@@ -172,7 +238,8 @@ class TurnRequest:
 
     `items` are the items after the first `base_count`, whose history has the key `base_history`.
     `compacts` tells whether the history holds a `compaction_trigger` anywhere. `frame` is that of
-    the base. `walk` is what the index of prefixes has computed of the body already.
+    the base. `walk` is what the index of prefixes has computed of the body already. For `dialect`
+    and `calls` see `Dialect`.
     """
 
     body: bytes
@@ -187,6 +254,8 @@ class TurnRequest:
     head: tuple[Setting, ...] = field(repr=False, default=())
     frame: Frame | None = field(repr=False, default=None)
     walk: Walk | None = field(repr=False, default=None)
+    dialect: Dialect = field(repr=False, default=_OWN_DIALECT)
+    calls: frozenset[str] = field(repr=False, default=NO_CALLS)
     _histories: list[bytes] | None = field(init=False, repr=False, default=None)
     _prefix: Prefix | None = field(init=False, repr=False, default=None)
 
@@ -214,14 +283,15 @@ class TurnRequest:
 
     @property
     def full_message_bytes(self) -> int:
-        """How long the message of `full_message` is."""
+        """How long the message of `full_message` is, at most."""
         framing = len(b'{"type":"response.create","input":}')
-        return self.input_end - self.input_start + len(self.envelope.message_members) + framing
+        members_bytes = len(self.envelope.message_members)
+        return self.dialect.full_input_bytes(self) + members_bytes + framing
 
     def full_message(self) -> bytes:
         """Return the `response.create` that carries the whole history."""
         return b'{"type":"response.create","input":%b%b}' % (
-            self.body[self.input_start : self.input_end],
+            self.dialect.full_input(self),
             self.envelope.message_members,
         )
 
@@ -281,6 +351,7 @@ class TurnRequest:
             item_count=self.item_count,
             history=self.history,
             compacts=self.compacts,
+            calls=self.calls,
         )
 
     def _frame(self, suffix: bytes) -> Frame:
@@ -289,38 +360,42 @@ class TurnRequest:
             return base
         owner = self.base_history if base is None else base.owner
         if base is not None and base.suffix_hash != mark:
-            return Frame(owner, self.head, mark)
+            return Frame(owner, self.head, mark, dialect=self.dialect)
         frames = self.fingerprints.frames
         # The same bytes before and after the items were read as the same settings.
         key = self.fingerprints.digest(owner, self.body[: self.input_start], suffix)
         if (frame := frames.get(key)) is None:
-            frame = frames[key] = Frame(owner, self.head, mark, suffix, self.envelope)
+            frame = Frame(owner, self.head, mark, suffix, self.envelope, self.dialect)
+            frames[key] = frame
         elif frame.envelope is not None:
             self.envelope = frame.envelope
         return frame
 
 
-def parse_body(body: bytes, root: bytes, fingerprints: Fingerprinter) -> TurnRequest | Reason:
+def parse_body(
+    body: bytes, root: bytes, fingerprints: Fingerprinter, endpoint: Endpoint = RESPONSES
+) -> TurnRequest | Reason:
     """
     Take a whole body apart. `root` is the key of the principal's empty history.
 
     Returns the reason for passing the request through where it is not a turn that can be read
-    without doubt.
+    without doubt. Raises Untranslatable, in a dialect that is translated.
     """
     try:
         found = members(body)
     except ValueError:
         return Reason.UNPARSABLE
-    place = next((i for i, member in enumerate(found) if member.key == "input"), None)
+    dialect, place = _place_of_array(found, endpoint)
     if place is None:
         return Reason.NO_INPUT
     start, end = found[place].start, found[place].end
-    settings = [Setting(m.key, body[m.start : m.end]) for m in found if m.key != "input"]
+    settings = [Setting(m.key, body[m.start : m.end]) for m in found if m.key != dialect.array]
     try:
-        envelope = read_envelope(settings, fingerprints)
-        items = input_items(body[start:end])
-        if items is None:
+        envelope = dialect.envelope(settings, fingerprints)
+        whole = dialect.whole(body[start:end])
+        if whole is None:
             return Reason.NO_INPUT
+        items, calls = whole
         request = TurnRequest(
             body=body,
             envelope=envelope,
@@ -332,11 +407,23 @@ def parse_body(body: bytes, root: bytes, fingerprints: Fingerprinter) -> TurnReq
             compacts=_holds_trigger(items),
             fingerprints=fingerprints,
             head=tuple(settings[:place]),
+            dialect=dialect,
+            calls=calls,
         )
         _ = request.histories  # whatever can't be read shows here
+    except Untranslatable:
+        raise
     except ValueError:
         return Reason.UNPARSABLE
     return request if items or envelope.previous_response_id else Reason.NO_INPUT
+
+
+def _place_of_array(found: Sequence[Member], endpoint: Endpoint) -> tuple[Dialect, int | None]:
+    keys = [member.key for member in found]
+    for dialect in endpoint.dialects:
+        if dialect.array in keys:
+            return dialect, keys.index(dialect.array)
+    return endpoint.dialects[0], None
 
 
 def parse_tail(body: bytes, prefix: Prefix, fingerprints: Fingerprinter) -> TurnRequest | None:
@@ -361,20 +448,20 @@ def _same_suffix(body: bytes, prefix: Prefix, fingerprints: Fingerprinter) -> Tu
     if len(body) < prefix.length + len(suffix):
         return None
     between = body[prefix.length : len(body) - len(suffix)]
-    if (items := _appended_items(between)) is None:
+    if (appended := _appended(between)) is None:
         return None
     array_end = len(body) - len(suffix.lstrip(WHITE_SPACE)) + 1
-    return _continued(body, prefix, envelope, array_end, items, fingerprints)
+    return _continued(body, prefix, envelope, array_end, appended, fingerprints)
 
 
-def _appended_items(between: bytes) -> list[Item] | None:
+def _appended(between: bytes) -> list[bytes] | None:
     stripped = between.strip(WHITE_SPACE)
     if not stripped:
         return []
     if not stripped.startswith(b",") or not stripped[1:].strip(WHITE_SPACE):
         return None  # a trailing comma is no JSON
     try:
-        return _items(b"[%b]" % stripped[1:])
+        return elements(b"[%b]" % stripped[1:])
     except ValueError:
         return None
 
@@ -388,16 +475,17 @@ def _new_suffix(body: bytes, prefix: Prefix, fingerprints: Fingerprinter) -> Tur
             return None  # a trailing comma is no JSON
     elif not rest.startswith(b"]"):
         return None
-    opening = b'{"input":['
+    dialect = prefix.frame.dialect
+    opening = b'{"%b":[' % dialect.array.encode()
     found = members(opening + rest)
     array = found[0]
     tail = [Setting(m.key, rest[m.start - len(opening) : m.end - len(opening)]) for m in found[1:]]
     if {setting.key for setting in tail} & {setting.key for setting in prefix.frame.head}:
         return None
-    items = _items(b"[" + rest[: array.end - len(opening)])
+    appended = elements(b"[" + rest[: array.end - len(opening)])
     array_end = len(body) - len(rest) + array.end - len(opening)
-    envelope = read_envelope([*prefix.frame.head, *tail], fingerprints)
-    return _continued(body, prefix, envelope, array_end, items, fingerprints)
+    envelope = dialect.envelope([*prefix.frame.head, *tail], fingerprints)
+    return _continued(body, prefix, envelope, array_end, appended, fingerprints)
 
 
 def _continued(
@@ -405,9 +493,11 @@ def _continued(
     prefix: Prefix,
     envelope: Envelope,
     array_end: int,
-    items: list[Item],
+    appended: list[bytes],
     fingerprints: Fingerprinter,
 ) -> TurnRequest:
+    dialect = prefix.frame.dialect
+    items, calls = dialect.items(appended, prefix.calls)
     for item in items:
         _ = item.type  # parsed once, here: whatever can't be read shows before anything is sent
     return TurnRequest(
@@ -422,6 +512,8 @@ def _continued(
         fingerprints=fingerprints,
         head=prefix.frame.head,
         frame=prefix.frame,
+        dialect=dialect,
+        calls=calls,
     )
 
 
@@ -442,19 +534,6 @@ def _may_spell_trigger(raw: bytes) -> bool:
     return b"compaction_trigger" in raw or (
         b"\\u00" in raw and _ESCAPED_LETTER.search(raw) is not None
     )
-
-
-def input_items(raw: bytes) -> list[Item] | None:
-    """Return the items of an `input` value; a string is one user message. None if it is neither."""
-    if raw.startswith(b"["):
-        return _items(raw)
-    if raw.startswith(b'"'):
-        return [Item(b'{"role":"user","content":%b}' % raw)]
-    return None
-
-
-def _items(array: bytes) -> list[Item]:
-    return [Item(raw) for raw in elements(array)]
 
 
 def read_envelope(settings: Sequence[Setting], fingerprints: Fingerprinter) -> Envelope:

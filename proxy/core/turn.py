@@ -29,9 +29,11 @@ from proxy.core.verdicts import (
     Verdict,
     connection_failed_reply,
     http_reply,
+    is_clients_fault,
     judge,
     judge_close,
     protocol_fault_reply,
+    says_no_model,
     silent_reply,
 )
 
@@ -247,7 +249,9 @@ class Turn:
 
     `reason` is why the planned form was chosen. `full_fits` tells whether the whole history fits
     into one message; `replay_safe` whether running the turn twice would go unnoticed by the world;
-    `may_resend()` asks the resend budget. `mode` and `reason` always say how the turn went so far.
+    `may_resend()` asks the resend budget. `is_translated`: the client spoke to another endpoint, so
+    what the Responses API refuses is for that endpoint to answer. `mode` and `reason` always say
+    how the turn went so far.
     """
 
     def __init__(
@@ -258,6 +262,7 @@ class Turn:
         full_fits: bool = True,
         replay_safe: bool = False,
         may_resend: Callable[[], bool] = lambda: True,
+        is_translated: bool = False,
     ) -> None:
         self.state = State.LEASING
         self.form = form
@@ -267,6 +272,7 @@ class Turn:
         self._full_fits = full_fits
         self._replay_safe = replay_safe
         self._may_resend = may_resend
+        self._is_translated = is_translated
 
     def __repr__(self) -> str:
         return f"<Turn {self.state.name} {self.form.name} {self.mode} {self.reason.value}>"
@@ -345,6 +351,9 @@ class Turn:
                 return [ForgetHead(), SendFull()]
             case Verdict.RESEND_ELSEWHERE if self._can_resend():
                 return self._resend_elsewhere(reason)
+            case Verdict.REFUSE if self._is_translated and is_clients_fault(refusal):
+                why = Reason.MODEL_REFUSED if says_no_model(refusal) else Reason.TRANSLATION_REFUSED
+                return self._fall_back(why, ReleaseLease(_keeps_connection(refusal)))
             case Verdict.REFUSE:
                 return self._refuse(http_reply(refusal), reusable=_keeps_connection(refusal))
             case Verdict.RESEND_ELSEWHERE if reason is Reason.UPSTREAM_FAILED:

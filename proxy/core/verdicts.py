@@ -340,6 +340,37 @@ def _cause(refusal: Refusal) -> _Cause:
     return _Cause.FAILED if refusal.status >= 500 else _Cause.REFUSED
 
 
+def is_clients_fault(refusal: Refusal) -> bool:
+    """
+    Whether a refusal is about what was asked: its form, its model, or who may ask for it.
+
+    Then the endpoint that the client spoke to may see it otherwise. A rate limit holds for both.
+    """
+    return refusal.status < 500 and refusal.status != _HTTP_TOO_MANY_REQUESTS
+
+
+_NO_MODEL_CODE = re.compile(r"model_not|(unsupported|unknown|invalid)_model|deployment_?not_?found")
+_SAYS_NO_MODEL = re.compile(
+    r"""\bmodel\b[\s:]*['"`]?[\w./:-]*['"`]?\s+
+        (does\ not\ exist|(is\ )?not\ (found|available|supported)|can\ ?not\ be\ used|is\ only\ )
+        |\bnot\ have\ access\ to\ model\b""",
+    re.IGNORECASE | re.VERBOSE,
+)
+
+
+def says_no_model(refusal: Refusal) -> bool:
+    """
+    Whether a refusal says that the Responses API does not serve the model at all.
+
+    By its code (`model_not_found`, Azure's `DeploymentNotFound`), by naming the parameter, or in
+    words ("The model `...` cannot be used with the Responses API", "This model is only supported
+    in v1/chat/completions").
+    """
+    if refusal.param == "model" or _NO_MODEL_CODE.search((refusal.code or "").lower()):
+        return True
+    return _SAYS_NO_MODEL.search(refusal.message) is not None
+
+
 _CLOSE_POLICY = 1008
 _CLOSE_TOO_BIG = 1009
 

@@ -17,6 +17,7 @@ the machine's own clean-up without awaiting.
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,11 +25,13 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from proxy.core import turn as t
+from proxy.core.chat_reply import ChatReplyReader
+from proxy.core.chat_turn import ChatEnvelope
 from proxy.core.history import Answer, new_head
 from proxy.core.leases import Want
 from proxy.core.plan import Continue, FollowClient, Start
 from proxy.core.reasons import Mode, Reason
-from proxy.core.reply import KEEPALIVE_COMMENT, Kind, ProtocolFault, ReplyReader, error_event
+from proxy.core.reply import KEEPALIVE_COMMENT, Kind, ProtocolFault, ReplyReader
 from proxy.core.turn import Form, State, Turn
 from proxy.core.verdicts import (
     HttpReply,
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
 
     from proxy.core.budget import RetryBudget
     from proxy.core.chains import ChainStore
+    from proxy.core.chat_models import TranslatedModels
     from proxy.core.history import Head
     from proxy.core.items import Fingerprinter
     from proxy.core.principals import Principal
@@ -75,6 +79,7 @@ class Services:
     timing: Timing
     max_message_bytes: int
     resend_budget: RetryBudget
+    models: TranslatedModels
     tells_lost_upstream: bool = True
 
 
@@ -108,7 +113,7 @@ class Driver:
         self._plan = plan
         self._request_id = request_id
         self._lease: Lease | None = None
-        self._reader: ReplyReader | None = None
+        self._reader: ReplyReader | ChatReplyReader | None = None
         self._unwritten = b""
         self._response: web.StreamResponse | None = None
 
@@ -212,20 +217,15 @@ class Driver:
     async def _send(self, message: bytes) -> t.Event:
         lease = self._held_lease()
         head = self._continued_head
-        self._reader = ReplyReader(
-            stream=self._request.envelope.stream,
-            hide_previous_response_id=head.response_id if head else None,
-            collect_output=True,
-            reused=lease.reused,
-        )
+        self._reader = _make_reader(self._request, head, reused=lease.reused)
         self.bytes_up += len(message)
         if self.sent_at is None:
             self.sent_at = self._loop.time()
         try:
             await self._hand_over(message, lease)
             self._request.prepare()
-            async with asyncio.timeout(self._services.timing.first_event_timeout_s):
-                return await self._first_event(self._reader)
+            async with asyncio.timeout(self._services.timing.first_event_timeout_s) as deadline:
+                return await self._first_event(self._reader, deadline)
         except ConnectionLost as lost:
             return t.ConnectionClosed(lost.code, lost.sent)
         except TimeoutError:
@@ -242,8 +242,14 @@ class Driver:
                 raise
             # What upstream said before it closed may have arrived: the reader comes to the end.
 
-    async def _first_event(self, reader: ReplyReader) -> t.Event:
-        self._unwritten = await stream.Opening(self._held_lease().connection, reader).run()
+    async def _first_event(
+        self, reader: ReplyReader | ChatReplyReader, deadline: asyncio.Timeout
+    ) -> t.Event:
+        def is_at_work() -> None:
+            deadline.reschedule(self._loop.time() + self._services.timing.silence_timeout_s)
+
+        connection = self._held_lease().connection
+        self._unwritten = await stream.Opening(connection, reader, is_at_work).run()
         if reader.refusal is not None and not reader.begun:
             return t.Refused(reader.refusal)
         self.first_event_at = self._loop.time()
@@ -275,7 +281,9 @@ class Driver:
         self._unwritten = events.unwritten
         return outcome
 
-    async def _move(self, reader: ReplyReader, response: web.StreamResponse | None) -> t.Event:
+    async def _move(
+        self, reader: ReplyReader | ChatReplyReader, response: web.StreamResponse | None
+    ) -> t.Event:
         """Relay by means that aiohttp promises, or only read where nothing is streamed."""
         connection = self._held_lease().connection
         try:
@@ -341,7 +349,7 @@ class Driver:
                 await response.write_eof(last)
         return response
 
-    def _json_reply(self, reader: ReplyReader) -> web.Response:
+    def _json_reply(self, reader: ReplyReader | ChatReplyReader) -> web.Response:
         if reader.terminal is Kind.ERROR and reader.refusal is not None:
             return self._plain_reply(http_reply(reader.refusal))
         return web.Response(body=reader.response, headers=self._reply_headers("application/json"))
@@ -357,9 +365,8 @@ class Driver:
         if response is None or not response.prepared:
             return self._plain_reply(unavailable_reply(502, code, message))
         last = self._unwritten
-        if self._services.tells_lost_upstream:
-            number = self._reader.last_sequence_number if self._reader else None
-            last += error_event(code, message, (number or 0) + 1)
+        if self._services.tells_lost_upstream and self._reader is not None:
+            last += self._reader.error_event(code, message)
         if last:
             await response.write(last)
         self._cut_off()
@@ -372,6 +379,8 @@ class Driver:
 
     async def _pass_through(self, reason: Reason) -> web.StreamResponse:
         self.bytes_up += len(self._body.raw)
+        if reason is Reason.MODEL_REFUSED and (model := self._request.envelope.model) is not None:
+            self._services.models.refuse(self._principal.key, model)
         try:
             return await self._services.passthrough.relay(
                 self._http,
@@ -400,7 +409,7 @@ class Driver:
             return
         head = new_head(
             self._request,
-            Answer(reader.response_id, reader.output, reader.final_output),
+            Answer(reader.response_id, reader.output, reader.final_output, reader.echo),
             principal=self._principal.key,
             connection_id=connection_id,
         )
@@ -449,6 +458,27 @@ def _make_turn(
         full_fits=request.full_message_bytes <= services.max_message_bytes,
         replay_safe=request.envelope.replay_safe,
         may_resend=lambda: budget.withdraw(clock()),
+        is_translated=request.dialect.is_translated,
+    )
+
+
+def _make_reader(
+    request: TurnRequest, head: Head | None, *, reused: bool
+) -> ReplyReader | ChatReplyReader:
+    envelope = request.envelope
+    if isinstance(envelope, ChatEnvelope):
+        return ChatReplyReader(
+            stream=envelope.stream,
+            include_usage=envelope.include_usage,
+            created=int(time.time()),
+            model=envelope.model or "",
+            reused=reused,
+        )
+    return ReplyReader(
+        stream=envelope.stream,
+        hide_previous_response_id=head.response_id if head else None,
+        collect_output=True,
+        reused=reused,
     )
 
 

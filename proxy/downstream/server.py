@@ -2,7 +2,8 @@
 The front: one handler for every request.
 
 `POST /v1/responses` becomes a turn: its body is read and decoded, the planner says how it can go
-upstream, a driver carries that out. Everything else passes through untouched. A WebSocket upgrade
+upstream, a driver carries that out. So does `POST /v1/chat/completions`, in another dialect, where
+the settings say so. Everything else passes through untouched. A WebSocket upgrade
 on the responses endpoint is answered 426, the one status on which Codex turns to HTTP at once;
 other upgrades are tunnelled.
 """
@@ -16,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import hdrs, web
 
+from proxy.core.chat_turn import CHAT
 from proxy.core.plan import PassThrough, Planner
 from proxy.core.principals import Identities
 from proxy.core.reasons import Mode, Reason
+from proxy.core.request import RESPONSES
 from proxy.downstream.bodies import Body, BodyLimits, read_body
 from proxy.downstream.driver import Driver, Services, mode_headers
 from proxy.downstream.hosts import check_host
@@ -33,12 +36,14 @@ if TYPE_CHECKING:
 
     from proxy.core.plan import Plan
     from proxy.core.principals import Principal
+    from proxy.core.request import Endpoint
     from proxy.observe.metrics import Metrics
 
 # What is logged as the status of a turn whose client left before it had one (nginx's number).
 CLIENT_CLOSED = 499
 
-TURN_PATHS = frozenset({"/v1/responses", "/responses"})
+TURN_PATHS = {"/v1/responses": RESPONSES, "/responses": RESPONSES}
+CHAT_PATHS = {"/v1/chat/completions": CHAT, "/chat/completions": CHAT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,7 @@ class FrontSettings:
     body_limits: BodyLimits
     max_inflight_body_bytes: int
     websocket_enabled: bool
+    translates_chat: bool
     check_hosts: bool
     allowed_hosts: Collection[str]
     allowed_origins: Collection[str]
@@ -78,6 +84,7 @@ class Front:
         self._log = log
         self._identities = Identities(settings.identity_headers, settings.secret)
         self._body_bytes_held = 0
+        self._endpoints = TURN_PATHS | (CHAT_PATHS if settings.translates_chat else {})
 
     def application(self) -> web.Application:
         """Return the aiohttp application with the one route."""
@@ -97,19 +104,19 @@ class Front:
         if settings.check_hosts:
             check_host(request, settings.allowed_hosts, settings.allowed_origins)
         check_loop(request, self._services.passthrough.instance_id)
-        is_turn_path = request.path in TURN_PATHS
+        endpoint = self._endpoints.get(request.path)
         if hdrs.UPGRADE in request.headers and request.method == "GET":
-            if is_turn_path:
+            if endpoint is RESPONSES:
                 return _upgrade_refused()
             return await tunnel(request, self._services.passthrough)
         # A query is not part of the endpoint as we know it, so HTTP decides about it.
-        if request.method == "POST" and is_turn_path and not request.query_string:
-            return await self._turn(request)
+        if endpoint is not None and request.method == "POST" and not request.query_string:
+            return await self._turn(request, endpoint)
         response = await self._services.passthrough.relay(request)
         self._metrics.passthrough(response.status)
         return response
 
-    async def _turn(self, request: web.Request) -> web.StreamResponse:
+    async def _turn(self, request: web.Request, endpoint: Endpoint) -> web.StreamResponse:
         loop = asyncio.get_running_loop()
         principal = self._identities.of(request.headers.items())
         body = await self._read(request)
@@ -118,7 +125,7 @@ class Front:
         self._body_bytes_held += held_bytes
         self._metrics.turn_started()
         try:
-            return await self._carry_out(request, body, record)
+            return await self._carry_out(request, body, record, endpoint)
         finally:
             self._body_bytes_held -= held_bytes
             record.close(loop.time())
@@ -130,16 +137,19 @@ class Front:
         return await read_body(request, self._settings.body_limits)
 
     async def _carry_out(
-        self, request: web.Request, body: Body, record: _TurnRecord
+        self, request: web.Request, body: Body, record: _TurnRecord, endpoint: Endpoint
     ) -> web.StreamResponse:
         principal = record.principal
-        plan = self._plan(principal, body)
+        plan = self._plan(principal, body, endpoint)
         record.model = plan.request.envelope.model if plan.request else None
         for gap in plan.gaps:
             for name in gap.fields:
                 self._metrics.gap(name)
             self._log.info("normalisation_gap", turn=record.turn_id, fields=list(gap.fields))
         if isinstance(plan, PassThrough):
+            if plan.field is not None:
+                self._metrics.untranslatable(plan.field)
+                self._log.info("untranslatable", turn=record.turn_id, field=plan.field)
             record.passed_through(plan.reason)
             response = await self._services.passthrough.relay(
                 request, body=body.raw, extra_headers=mode_headers(Mode.HTTP, plan.reason)
@@ -152,10 +162,15 @@ class Front:
         record.status = response.status
         return response
 
-    def _plan(self, principal: Principal, body: Body) -> Plan:
+    def _plan(self, principal: Principal, body: Body, endpoint: Endpoint) -> Plan:
         if not self._settings.websocket_enabled:
             return PassThrough(Reason.WEBSOCKET_OFF)
-        return self._planner.plan(principal.key, body.decoded)
+        plan = self._planner.plan(principal.key, body.decoded, endpoint)
+        if endpoint is CHAT and plan.request is not None:
+            model = plan.request.envelope.model
+            if (why := self._services.models.objection(principal.key, model)) is not None:
+                return PassThrough(why, plan.request)
+        return plan
 
 
 class _TurnRecord:

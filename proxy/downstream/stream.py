@@ -27,14 +27,16 @@ from aiohttp.http_writer import StreamWriter
 from multidict import CIMultiDict
 
 from proxy.core import turn as t
-from proxy.core.reply import KEEPALIVE_COMMENT, Kind, ProtocolFault, ReplyReader, State
+from proxy.core.reply import KEEPALIVE_COMMENT, Kind, ProtocolFault, State
 from proxy.errors import ConnectionLost
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
     from aiohttp.abc import AbstractStreamWriter
 
+    from proxy.core.chat_reply import ChatReplyReader
+    from proxy.core.reply import ReplyReader
     from proxy.upstream.connection import UpstreamConnection
 
 
@@ -112,12 +114,19 @@ class Opening:
     Waits for the read that brings the first event of an answer, or a refusal; call `run` once.
 
     That read may bring thousands of events more, so it is cut and encoded as all later ones are.
-    It is the sink of the connection until then.
+    It is the sink of the connection until then. `on_accepted` is called at every read that brings
+    something of the answer, but nothing to show.
     """
 
-    def __init__(self, connection: UpstreamConnection, reader: ReplyReader) -> None:
+    def __init__(
+        self,
+        connection: UpstreamConnection,
+        reader: ReplyReader | ChatReplyReader,
+        on_accepted: Callable[[], None] = lambda: None,
+    ) -> None:
         self._connection = connection
         self._reader = reader
+        self._on_accepted = on_accepted
         self._pieces: list[bytes] = []
         self._fault: ProtocolFault | None = None
         self._ended_with: int | None = None
@@ -164,6 +173,8 @@ class Opening:
         if self._fault is not None or self._reader.state is not State.WAITING:
             self._connection.detach()
             self._is_over.set()
+        elif self._reader.accepted:
+            self._on_accepted()
 
     def end(self, code: int) -> None:
         """Take the end of the connection."""
@@ -185,7 +196,7 @@ class EventStream:
     def __init__(
         self,
         connection: UpstreamConnection,
-        reader: ReplyReader,
+        reader: ReplyReader | ChatReplyReader,
         request: web.Request,
         writer: AbstractStreamWriter,
         *,
@@ -331,7 +342,7 @@ class EventStream:
         return max(self._heard_at, self._commented_at) + self._keepalive_s
 
 
-def ending(reader: ReplyReader) -> t.Event:
+def ending(reader: ReplyReader | ChatReplyReader) -> t.Event:
     """Return how an answer ended, as the turn calls it."""
     match reader.terminal:
         case Kind.COMPLETED:

@@ -182,6 +182,12 @@ DEFINITIONS: Final = (
     Definition("turnwire_chains", Kind.GAUGE, "Chains remembered."),
     Definition("turnwire_chain_bytes", Kind.GAUGE, "Memory that the chains are charged with."),
     Definition(
+        "turnwire_chat_untranslatable_total",
+        Kind.COUNTER,
+        "Chat Completions requests that went over HTTP, by the field that has no equal.",
+        ("field",),
+    ),
+    Definition(
         "turnwire_normalisation_gaps_total",
         Kind.COUNTER,
         "Items that are the same by their ids and yet unequal, by the field that differs.",
@@ -261,6 +267,7 @@ class Metrics:
         self._duration = self._histogram("turnwire_turn_duration_seconds")
         self._connects = self._counter("turnwire_connects_total")
         self._gaps = self._counter("turnwire_normalisation_gaps_total")
+        self._untranslatable = self._counter("turnwire_chat_untranslatable_total")
         self._loop_lag = self._histogram("turnwire_loop_lag_seconds")
         self._draining = self._gauge("turnwire_draining")
         self._gauge("turnwire_build_info").labels(version, platform.python_version()).set(1)
@@ -348,6 +355,10 @@ class Metrics:
     def connect(self, result: str) -> None:
         """Count one attempt to connect; `result` is one of CONNECT_RESULTS."""
         self._connects.labels(result if result in CONNECT_RESULTS else OTHER).inc()
+
+    def untranslatable(self, field: str) -> None:
+        """Count a Chat request that has this field, a name of the field table."""
+        self._untranslatable.labels(field).inc()
 
     def gap(self, field: str) -> None:
         """Count one difference between an item and its echo, under the differing field."""

@@ -184,7 +184,7 @@ class Engine:
             response_id=response_id,
             created_at=int(time.time()),
             output=with_ids(items, response_id),
-            usage=_usage(context, found.tokens),
+            usage=usage_of(context, found.tokens),
             incomplete=found.incomplete,
             completed_output=self.completed_output,
         )
@@ -231,7 +231,7 @@ def _conversation(body: dict[str, Json]) -> str | None:
     return str(given.get("id") if isinstance(given, dict) else given)
 
 
-def _usage(context: Context, output_tokens: int) -> Usage:
+def usage_of(context: Context, output_tokens: int) -> Usage:
     """Counted over the whole context. What was echoed is what a prompt cache could know."""
     settings = len(dumps(dict(context.settings))) // 4
     cached = settings + context.trace.echoed_tokens

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Self
 from aiohttp import WSMsgType, web
 
 from proxy.simulator import chat
-from proxy.simulator.answers import AnswerOptions
-from proxy.simulator.engine import Engine, Turn
+from proxy.simulator.answers import AnswerOptions, answer
+from proxy.simulator.engine import Engine, Turn, usage_of
 from proxy.simulator.events import CompletedOutput
 from proxy.simulator.faults import (
     Action,
@@ -389,14 +389,18 @@ class Simulator:
         if isinstance(fault, ErrorReply):
             return _problem_reply(fault.problem, fault.raw_body)
         body = parse(seen.raw or b"")
-        found = chat.answer_chat(body, self.options.answers)
+        context = chat.context_of(body)
+        found = answer(context, self.options.answers)
+        usage = usage_of(context, found.tokens)
         identity = f"chatcmpl-{secrets.token_hex(12)}"
+        seen.given, seen.digest = tuple(context.items), context.digest.hex()
+        seen.response_id, seen.status, seen.finished = identity, 200, True
         if not body.get("stream"):
-            return _json(chat.completion(body, found, identity))
+            return _json(chat.completion(body, found, usage, identity))
         reply = web.StreamResponse(headers=_reply_headers())
         reply.content_type, reply.charset = "text/event-stream", "utf-8"
         await reply.prepare(request)
-        texts = [dumps(chunk) for chunk in chat.chunks(body, found, identity)]
+        texts = [dumps(chunk) for chunk in chat.chunks(body, found, usage, identity)]
         await reply.write("".join(f"data: {text}\n\n" for text in (*texts, chat.DONE)).encode())
         return reply
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from proxy.core.chat_reply import ChatReplyReader, error_event
+from proxy.core.chat_reply import ChatReplyReader
 from proxy.core.chat_request import translate
 from proxy.core.history import Answer, Match, MatchingPolicy, Mismatch, match, new_head
 from proxy.core.items import Fingerprinter, Item
@@ -741,7 +741,7 @@ def test_an_error_of_several_lines_stays_one_field() -> None:
 
 def test_an_error_of_our_own_has_the_same_form() -> None:
     """A broken reply says why in the way that SDKs raise."""
-    assert parsed(error_event("upstream_silent", "Nothing came.")) == [
+    assert parsed(reader().error_event("upstream_silent", "Nothing came.")) == [
         {
             "error": {
                 "message": "Nothing came.",
@@ -813,7 +813,6 @@ def test_representations_hold_no_content() -> None:
 
     assert "resp_abc" in repr(read)
     assert "secret" not in repr(read)
-    assert read.last_sequence_number is None
 
 
 # --- The echo -----------------------------------------------------------------------------------
@@ -836,8 +835,8 @@ def answer(*items: Any) -> ChatReplyReader:
 def judged(read: ChatReplyReader, *messages: Any) -> Match | Mismatch:
     """Compare messages that follow the answer with what is expected after it."""
     request = turn(user("a"))
-    expected = translate([read.echo_message])
-    head = new_head(request, Answer("resp_abc", (), expected.items), principal="p", connection_id=1)
+    told = Answer("resp_abc", read.output, read.final_output, read.echo)
+    head = new_head(request, told, principal="p", connection_id=1)
     assert head is not None
     following = [Item(raw) for raw in translate([dump(each) for each in messages]).items]
     return match(head, request.envelope, following, MatchingPolicy())

@@ -627,3 +627,45 @@ def test_no_order_of_events_breaks_a_rule() -> None:
             raise AssertionError("\n".join(map(str, told))) from error
 
     assert count > 2000
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 422])
+def test_what_responses_refuses_of_a_translated_turn_is_for_its_own_endpoint(status: int) -> None:
+    """The client asked Chat Completions: that endpoint may take it, and its words are the right."""
+    turn = (
+        Playbook(Turn(Form.FULL, Reason.NEW_CONVERSATION, is_translated=True))
+        << AcquireLease()
+        >> LeaseGranted(holds_chain=False)
+        << SendFull()
+        >> Refused(refusal(status))
+        << ReleaseLease(reusable=status not in (401, 403))
+        << PassThrough(Reason.TRANSLATION_REFUSED)
+    ).ends()
+
+    assert turn.mode is Mode.HTTP
+
+
+def test_a_model_that_responses_does_not_have_is_told_apart() -> None:
+    """Such a refusal is worth remembering, and has a reason of its own."""
+    (
+        Playbook(Turn(Form.DELTA, Reason.CONTINUED, is_translated=True))
+        << AcquireLease()
+        >> LeaseGranted(holds_chain=True)
+        << SendDelta()
+        >> Refused(refusal(404, "model_not_found"))
+        << ReleaseLease(reusable=True)
+        << PassThrough(Reason.MODEL_REFUSED)
+    ).ends()
+
+
+def test_a_rate_limit_holds_for_both_endpoints() -> None:
+    """A translated turn that is throttled tells the client so, as any other does."""
+    (
+        Playbook(Turn(Form.FULL, Reason.NEW_CONVERSATION, is_translated=True))
+        << AcquireLease()
+        >> LeaseGranted(holds_chain=False)
+        << SendFull()
+        >> Refused(RATE_LIMIT)
+        << ReleaseLease(reusable=True)
+        << Refuse(http_reply(RATE_LIMIT))
+    ).ends()

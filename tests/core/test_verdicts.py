@@ -20,6 +20,7 @@ from proxy.core.verdicts import (
     parse_error,
     parse_upgrade_refusal,
     protocol_fault_reply,
+    says_no_model,
     silent_reply,
     unavailable_reply,
 )
@@ -418,3 +419,25 @@ def test_our_own_refusals_have_the_apis_shape(reply: Any, status: int, code: str
     assert error["message"]
     assert error["type"] == ("server_error" if status >= 500 else "invalid_request_error")
     assert dict(reply.headers)["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (Refusal(404, "model_not_found", None, "", None), True),
+        (Refusal(404, "DeploymentNotFound", None, "", None), True),
+        (Refusal(400, "unsupported_model", None, "", None), True),
+        (Refusal(400, "invalid_value", None, "", "model"), True),
+        (Refusal(404, None, None, "The model `x-1` does not exist", None), True),
+        (Refusal(400, None, None, "Model x/y not found", None), True),
+        (Refusal(400, None, None, "The model 'x' cannot be used with Responses.", None), True),
+        (Refusal(400, None, None, "This model is only supported in v1/chat.", None), True),
+        (Refusal(403, None, None, "Project does not have access to model `x`", None), True),
+        (Refusal(400, "context_length_exceeded", None, "The model's limit is 5.", None), False),
+        (Refusal(400, None, None, "'temperature' is not supported with this model.", None), False),
+        (Refusal(404, None, None, "Item with id 'a' not found.", None), False),
+    ],
+)
+def test_a_model_that_is_not_served_is_recognised(found: Refusal, *, expected: bool) -> None:
+    """By code, by parameter, or by the wordings that upstreams use."""
+    assert says_no_model(found) is expected
