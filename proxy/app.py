@@ -30,11 +30,13 @@ from proxy.core.history import MatchingPolicy
 from proxy.core.items import Fingerprinter
 from proxy.core.leases import LeaseLimits, Want
 from proxy.core.plan import Planner
+from proxy.core.shadow import ShadowPool
 from proxy.downstream.bodies import BodyLimits
 from proxy.downstream.deadlines import FrontRunner, build_runner
 from proxy.downstream.driver import Services, Timing
 from proxy.downstream.hosts import is_loopback
 from proxy.downstream.server import Front, FrontSettings
+from proxy.downstream.shadow import Shadow
 from proxy.errors import ConfigError
 from proxy.observe import log as logging
 from proxy.observe.admin import Health, State, build_admin_app
@@ -206,19 +208,36 @@ class Turnwire:
             ),
             tells_lost_upstream=config.reply.lost_upstream == "error",
         )
+        shadow = self._shadow(services)
         planner = Planner(
             store=store,
             fingerprints=services.fingerprints,
             policy=matching_policy(config),
-            held=_held_by(pool),
+            held=_held_by(pool.status) if shadow is None else _held_by(shadow.status),
             max_message_bytes=config.websocket.max_send_bytes,
         )
-        return Front(front_settings(config, secret), services, planner, self.metrics, self.log)
+        return Front(
+            front_settings(config, secret), services, planner, self.metrics, self.log, shadow
+        )
+
+    def _shadow(self, services: Services) -> Shadow | None:
+        """Make what shadow mode needs, if it is on."""
+        if self.config.mode != "shadow":
+            return None
+        settings = pool_settings(self.config)
+        return Shadow(
+            services,
+            ShadowPool(settings.limits, settings.life),
+            self.metrics,
+            self.log,
+            clock=asyncio.get_running_loop().time,
+            max_answer_bytes=self.config.websocket.max_event_bytes,
+        )
 
 
-def _held_by(pool: Pool) -> Callable[[Head], Reason | None]:
+def _held_by(status: Callable[[str, Want], Reason | None]) -> Callable[[Head], Reason | None]:
     def held(head: Head) -> Reason | None:
-        return pool.status(head.principal, Want(head.connection_id, head.response_id))
+        return status(head.principal, Want(head.connection_id, head.response_id))
 
     return held
 
@@ -281,7 +300,8 @@ def front_settings(config: Config, secret: bytes) -> FrontSettings:
         ),
         max_inflight_body_bytes=limits.max_inflight_body_bytes,
         websocket_enabled=config.websocket.enabled,
-        translates_chat=config.chat_completions == "translate",
+        # Shadow mode reads replies as they pass by, in the form of the Responses API only.
+        translates_chat=config.chat_completions == "translate" and config.mode == "live",
         check_hosts=is_loopback(config.host),
         allowed_hosts=frozenset(config.security.allowed_hosts),
         allowed_origins=frozenset(config.security.allowed_origins),

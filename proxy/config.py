@@ -609,6 +609,11 @@ class Config(Section):
         description="What becomes of `/v1/chat/completions`: turns like any other where that loses "
         "nothing, or plain HTTP.",
     )
+    mode: Literal["live", "shadow"] = Field(
+        default="live",
+        description="shadow sends every turn in full over plain HTTP, as if Turnwire were not "
+        "there, and only counts which would have been deltas, and whether rightly.",
+    )
     websocket: WebSocketConfig = WebSocketConfig()
     connections: ConnectionsConfig = ConnectionsConfig()
     matching: MatchingConfig = MatchingConfig()
@@ -642,6 +647,16 @@ class Config(Section):
                 "port and admin_port must differ, since they are two listeners",
                 "port",
                 "admin_port",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _shadow_has_an_object(self) -> Self:
+        if self.mode == "shadow" and not self.websocket.enabled:
+            raise ContradictionError(
+                "shadow mode tells what WebSocket mode would do, which is switched off",
+                "mode",
+                "websocket.enabled",
             )
         return self
 

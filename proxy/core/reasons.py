@@ -101,6 +101,8 @@ class Reason(enum.StrEnum):
         "upstream refused the translated request; Chat Completions may take it, or says why not",
     )
 
+    SHADOW = "shadow", "shadow mode: all goes in full over plain HTTP, and deltas are only counted"
+
     # Plain HTTP: no connection.
     WEBSOCKET_OFF = "websocket_off", "WebSocket mode is switched off"
     COOLING_DOWN = "cooling_down", "WebSocket mode failed recently and is being left alone"

@@ -101,7 +101,7 @@ class Driver:
         request_id: str,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self.turn = _make_turn(plan, services, self._loop.time)
+        self.turn = make_turn(plan, services, self._loop.time)
         self.bytes_up = 0
         self.sent_at: float | None = None
         self.first_event_at: float | None = None
@@ -437,9 +437,10 @@ def mode_headers(mode: Mode, reason: Reason) -> Mapping[str, str]:
     return {"turnwire-mode": mode.value, "turnwire-reason": reason.value}
 
 
-def _make_turn(
+def make_turn(
     plan: Continue | Start | FollowClient, services: Services, clock: Callable[[], float]
 ) -> Turn:
+    """Return the turn that carries a plan out; `clock` is asked when it may resend."""
     request = plan.request
     budget = services.resend_budget
     budget.deposit(clock())

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from proxy.core.plan import Plan
     from proxy.core.principals import Principal
     from proxy.core.request import Endpoint
+    from proxy.downstream.shadow import Shadow
     from proxy.observe.metrics import Metrics
 
 # What is logged as the status of a turn whose client left before it had one (nginx's number).
@@ -67,7 +68,7 @@ class FrontSettings:
 
 
 class Front:
-    """Serves every request of the data listener."""
+    """Serves every request of the data listener; in shadow mode, `shadow` has all turns."""
 
     def __init__(
         self,
@@ -76,8 +77,10 @@ class Front:
         planner: Planner,
         metrics: Metrics,
         log: Any,
+        shadow: Shadow | None = None,
     ) -> None:
         self._settings = settings
+        self._shadow = shadow
         self._services = services
         self._planner = planner
         self._metrics = metrics
@@ -146,6 +149,11 @@ class Front:
             for name in gap.fields:
                 self._metrics.gap(name)
             self._log.info("normalisation_gap", turn=record.turn_id, fields=list(gap.fields))
+        if self._shadow is not None:
+            record.passed_through(self._shadow.reason(plan))
+            response = await self._shadow.relay(request, body, principal, plan, record.turn_id)
+            record.status = response.status
+            return response
         if isinstance(plan, PassThrough):
             if plan.field is not None:
                 self._metrics.untranslatable(plan.field)

@@ -77,6 +77,7 @@ FACTS: Final = frozenset(
         "timestamp",
         "turn",
         "upstream",
+        "verdict",
         "version",
     }
 )

@@ -26,6 +26,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from proxy.core.reasons import Mode, Reason
+from proxy.core.shadow import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -168,6 +169,23 @@ DEFINITIONS: Final = (
         TURN_BUCKETS_S,
     ),
     Definition(
+        "turnwire_shadow_turns_total",
+        Kind.COUNTER,
+        "Turns of shadow mode, by how they would have been sent and why.",
+        ("mode", "reason"),
+    ),
+    Definition(
+        "turnwire_shadow_deltas_total",
+        Kind.COUNTER,
+        "Turns of shadow mode that would have been deltas, by whether that would have been right.",
+        ("verdict",),
+    ),
+    Definition(
+        "turnwire_shadow_upstream_request_bytes_total",
+        Kind.COUNTER,
+        "Bytes of turn requests that would have been sent upstream, had it not been shadow mode.",
+    ),
+    Definition(
         "turnwire_connections",
         Kind.GAUGE,
         "WebSocket connections to upstream, by state.",
@@ -265,6 +283,9 @@ class Metrics:
         self._overhead = self._histogram("turnwire_overhead_seconds")
         self._first_event = self._histogram("turnwire_first_event_seconds")
         self._duration = self._histogram("turnwire_turn_duration_seconds")
+        self._shadow_turns = self._counter("turnwire_shadow_turns_total")
+        self._shadow_deltas = self._counter("turnwire_shadow_deltas_total")
+        self._shadow_bytes = self._counter("turnwire_shadow_upstream_request_bytes_total")
         self._connects = self._counter("turnwire_connects_total")
         self._gaps = self._counter("turnwire_normalisation_gaps_total")
         self._untranslatable = self._counter("turnwire_chat_untranslatable_total")
@@ -328,20 +349,19 @@ class Metrics:
         return counted
 
     def summary(self) -> str:
-        """Tell in one line what the turns so far saved."""
+        """Tell in one line what the turns so far saved, or in shadow mode would have saved."""
         value = self.registry.get_sample_value
-        turns = dict.fromkeys(Mode, 0)
-        for sample in (each for metric in self._turns.collect() for each in metric.samples):
-            if sample.name == "turnwire_turns_total":
-                turns[Mode(sample.labels["mode"])] += int(sample.value)
+        shadow = _by_mode(self._shadow_turns)
+        turns = shadow if any(shadow.values()) else _by_mode(self._turns)
+        names = "shadow_upstream" if turns is shadow else "upstream", "downstream"
         sent, received = (
-            (value(f"turnwire_{side}_request_bytes_total") or 0) / 1e6
-            for side in ("upstream", "downstream")
+            (value(f"turnwire_{side}_request_bytes_total") or 0) / 1e6 for side in names
         )
+        would = ", had it not been shadow mode" if turns is shadow else ""
         return (
             f"{sum(turns.values())} turns, of which {turns[Mode.DELTA]} as deltas, "
             f"{turns[Mode.FULL]} in full and {turns[Mode.HTTP]} over HTTP; "
-            f"{sent:.2f} MB went up of {received:.2f} MB received"
+            f"{sent:.2f} MB went up of {received:.2f} MB received{would}"
         )
 
     def resend(self, reason: str) -> None:
@@ -351,6 +371,15 @@ class Metrics:
     def fallback(self, reason: str) -> None:
         """Count one turn that left WebSocket mode for plain HTTP."""
         self._fallbacks.labels(_member(Reason, reason)).inc()
+
+    def shadow_turn(
+        self, mode: str, reason: str, *, bytes_up: int, verdict: str | None = None
+    ) -> None:
+        """Count how a turn of shadow mode would have gone; `verdict` is that of a delta."""
+        self._shadow_turns.labels(_member(Mode, mode), _member(Reason, reason)).inc()
+        self._shadow_bytes.inc(max(bytes_up, 0))
+        if verdict is not None:
+            self._shadow_deltas.labels(_member(Verdict, verdict)).inc()
 
     def connect(self, result: str) -> None:
         """Count one attempt to connect; `result` is one of CONNECT_RESULTS."""
@@ -392,6 +421,15 @@ class Metrics:
             prometheus_client.generate_latest(self.registry),
             prometheus_client.CONTENT_TYPE_LATEST,
         )
+
+
+def _by_mode(turns: Counter) -> dict[Mode, int]:
+    """Add up a counter of turns by its label `mode`."""
+    sums = dict.fromkeys(Mode, 0)
+    for sample in (each for metric in turns.collect() for each in metric.samples):
+        if sample.name.endswith("_total"):
+            sums[Mode(sample.labels["mode"])] += int(sample.value)
+    return sums
 
 
 def _member(kind: type[StrEnum], value: str) -> str:

@@ -27,7 +27,7 @@ import struct
 import urllib.request
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 from urllib.parse import quote, urlsplit
 
 import aiohttp
@@ -84,6 +84,23 @@ _FLUSH_WITHIN_S: Final = 2.0
 _TARGET_CHARS: Final = "".join(map(chr, range(0x21, 0x7F))).replace("#", "")
 
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+class Tap(Protocol):
+    """
+    Who listens to a reply that is relayed. It changes nothing, waits for nothing, never raises.
+
+    Each chunk is told after it has been written to the client.
+    """
+
+    def begin(self, status: int, headers: Mapping[str, str]) -> None:
+        """Take note of the head of the reply, as upstream gave it."""
+
+    def take(self, chunk: bytes) -> None:
+        """Take the next bytes of the body, encoded as they are."""
+
+    def end(self) -> None:
+        """Take note that the body has ended, where it was to end."""
 
 
 def via(instance_id: str) -> str:
@@ -279,20 +296,21 @@ class Passthrough:
         body: bytes | None = None,
         replayable: bool = True,
         extra_headers: Mapping[str, str] = _NOTHING,
+        tap: Tap | None = None,
     ) -> web.StreamResponse:
         """
         Relay a request, and write the whole reply.
 
         `body` is the request's body as received, if it has been read already; else it is
         streamed. `replayable` is False where sending it twice might do something twice.
-        `extra_headers` are added to the reply.
+        `extra_headers` are added to the reply; `tap` listens to it.
 
         Raises UpstreamUnreachable, BodyTimeout, BodyCorrupt or LoopDetected as long as nothing
         was written to the client. Later trouble ends the reply short and is not raised.
         """
         upstream = await self.exchange(request, body=body, replayable=replayable)
         try:
-            return await relay_reply(request, upstream, extra_headers)
+            return await relay_reply(request, upstream, extra_headers, tap)
         finally:
             let_go(upstream)
 
@@ -366,9 +384,10 @@ async def relay_reply(
     request: web.Request,
     upstream: aiohttp.ClientResponse,
     extra_headers: Mapping[str, str] = _NOTHING,
+    tap: Tap | None = None,
 ) -> web.StreamResponse:
     """
-    Write upstream's reply to the client as it arrives, until its end.
+    Write upstream's reply to the client as it arrives, until its end; `tap` listens.
 
     The reply breaks off where upstream's does. Does not close `upstream`.
     """
@@ -377,12 +396,18 @@ async def relay_reply(
     response = _RelayedResponse(status=upstream.status, reason=upstream.reason, headers=headers)
     with contextlib.suppress(ConnectionError):  # the client has left: nobody to tell
         await response.prepare(request)
+        if tap is not None:
+            tap.begin(upstream.status, upstream.headers)
         while chunk := await _next_chunk(upstream):
             await response.write(chunk)
+            if tap is not None:
+                tap.take(chunk)
         if chunk is None:
             _break_off(request, response)
         else:
             await response.write_eof()
+            if tap is not None:
+                tap.end()
     return response
 
 

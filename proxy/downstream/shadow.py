@@ -1,0 +1,346 @@
+"""
+Shadow mode: every turn goes over plain HTTP, as if Turnwire were not there, and is decided besides.
+
+The planner, the turn's machine, the chain store and the book of leases are those of live mode; what
+is missing is the sending. The lease is one of a `ShadowPool`, and what the machine is told is read
+from the HTTP reply as it passes by: `ReplyTap` listens to the relay, decodes a copy, and hands the
+events on. The client's bytes are written first, and nothing here can delay or change them.
+
+After the reply's end the delta, if it would have been one, gets its second opinion.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from proxy.core import turn as t
+from proxy.core.history import Answer, new_head
+from proxy.core.leases import Want
+from proxy.core.plan import Continue, FollowClient, PassThrough
+from proxy.core.reasons import Mode, Reason
+from proxy.core.reply import Kind, ProtocolFault, ReplyReader
+from proxy.core.shadow import Opinions, ShadowLease, ShadowPool, Verdict
+from proxy.core.sse import SseReader, TooLong
+from proxy.core.turn import State
+from proxy.core.verdicts import parse_error
+from proxy.downstream.decoding import Undecodable, make_decoder
+from proxy.downstream.driver import Services, make_turn, mode_headers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from aiohttp import web
+
+    from proxy.core.history import Head
+    from proxy.core.plan import Plan, Start
+    from proxy.core.principals import Principal
+    from proxy.core.verdicts import Refusal
+    from proxy.downstream.bodies import Body
+    from proxy.observe.metrics import Metrics
+
+_OK = 200
+_TERMINALS = {"completed": "response.completed", "incomplete": "response.incomplete"}
+
+
+class Shadow:
+    """
+    What all turns of shadow mode share. `clock` gives monotonic seconds.
+
+    `max_answer_bytes` bounds what is kept of a reply in order to read it.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        pool: ShadowPool,
+        metrics: Metrics,
+        log: Any,
+        *,
+        clock: Callable[[], float],
+        max_answer_bytes: int,
+    ) -> None:
+        self.services = services
+        self.pool = pool
+        self.opinions = Opinions()
+        self.clock = clock
+        self.max_answer_bytes = max_answer_bytes
+        self._metrics = metrics
+        self._log = log
+
+    def status(self, principal_key: str, want: Want) -> Reason | None:
+        """Say why `want` could not be had now, or None if it could. Takes nothing."""
+        return self.pool.status(principal_key, want, self.clock())
+
+    @staticmethod
+    def reason(plan: Plan) -> Reason:
+        """Return why a turn goes over plain HTTP."""
+        return plan.reason if isinstance(plan, PassThrough) else Reason.SHADOW
+
+    async def relay(
+        self, request: web.Request, body: Body, principal: Principal, plan: Plan, turn_id: str
+    ) -> web.StreamResponse:
+        """Relay a turn as it came, and count what would have become of it. Raises as `relay`."""
+        shadowed = None if isinstance(plan, PassThrough) else _ShadowTurn(self, principal, plan)
+        reason = self.reason(plan)
+        decided = (Mode.HTTP, plan.reason) if shadowed is None else shadowed.decision
+        safe = plan.request is None or plan.request.envelope.replay_safe
+        try:
+            return await self.services.passthrough.relay(
+                request,
+                body=body.raw,
+                replayable=safe,
+                extra_headers={**mode_headers(Mode.HTTP, reason), **_shadow_headers(*decided)},
+                tap=None if shadowed is None else shadowed.tap,
+            )
+        finally:
+            self._tell(turn_id, decided, shadowed, len(body.raw))
+
+    def _tell(
+        self,
+        turn_id: str,
+        decided: tuple[Mode, Reason],
+        shadowed: _ShadowTurn | None,
+        raw_bytes: int,
+    ) -> None:
+        verdict = None if shadowed is None else shadowed.close()
+        mode, reason = decided
+        bytes_up = raw_bytes if shadowed is None or mode is Mode.HTTP else shadowed.bytes_up
+        self._metrics.shadow_turn(mode, reason, bytes_up=bytes_up, verdict=verdict)
+        told = {} if verdict is None else {"verdict": verdict.value}
+        self._log.info(
+            "shadow", turn=turn_id, mode=mode.value, reason=reason.value, bytes_up=bytes_up, **told
+        )
+        if verdict is Verdict.WRONG:
+            self._log.warning("shadow_delta_wrong", turn=turn_id)
+
+
+def _shadow_headers(mode: Mode, reason: Reason) -> dict[str, str]:
+    return {"turnwire-shadow-mode": mode.value, "turnwire-shadow-reason": reason.value}
+
+
+class _ShadowTurn:
+    """
+    One turn as it would have gone: `decision` is how it would have been sent, and why.
+
+    `tap` listens to its reply. `close` it once, whatever came of that.
+    """
+
+    def __init__(
+        self, shadow: Shadow, principal: Principal, plan: Continue | Start | FollowClient
+    ) -> None:
+        self._shadow = shadow
+        self._principal = principal
+        self._plan = plan
+        self._turn = make_turn(plan, shadow.services, shadow.clock)
+        self._lease: ShadowLease | None = None
+        self._answer: Answer | None = None
+        self.bytes_up = 0
+        self._turn.start()
+        self._follow(self._turn.handle(self._acquire()))
+        self.decision = (self._turn.mode, self._turn.reason)
+        self.tap = ReplyTap(self, shadow.max_answer_bytes)
+
+    def _acquire(self) -> t.Event:
+        want = None
+        if isinstance(self._plan, Continue | FollowClient):
+            want = Want(self._plan.head.connection_id, self._plan.head.response_id)
+        shadow = self._shadow
+        got = shadow.pool.acquire(self._principal.key, want, shadow.clock())
+        if isinstance(got, Reason):
+            return t.LeaseFailed(got)
+        self._lease = got
+        return t.LeaseGranted(got.holds_chain)
+
+    # What the reply tells.
+
+    def begun(self) -> None:
+        """Take note that the answer has begun."""
+        if self._turn.state is State.SENT:
+            self._turn.handle(t.Begun())
+
+    def refused(self, refusal: Refusal) -> None:
+        """Take note that upstream has refused the turn."""
+        if self._turn.state is State.SENT:
+            self._follow(self._turn.handle(t.Refused(refusal)))
+
+    def ended(self, kind: Kind, answer: Answer | None) -> None:
+        """Take note of how the answer has ended."""
+        if self._turn.state is not State.RELAYING:
+            return
+        self._answer = answer
+        match kind:
+            case Kind.COMPLETED:
+                self._follow(self._turn.handle(t.Completed()))
+            case Kind.ERROR:
+                self._follow(self._turn.handle(t.Erred()))
+            case _:
+                self._follow(self._turn.handle(t.Ended()))
+
+    def close(self) -> Verdict | None:
+        """End the turn, also one whose reply broke off; judge it, if it would have been a delta."""
+        if self._turn.state is not State.CLOSED:
+            self._follow(self._turn.handle(t.DownstreamClosed()))
+        self._release(reusable=False, holds_answer=False)
+        verdict = self._judge()
+        if self._answer is not None:
+            output = self._answer.streamed or self._answer.final
+            self._shadow.opinions.note(
+                self._principal.key, self._answer.response_id, self._plan.request.body, output
+            )
+        return verdict
+
+    def _judge(self) -> Verdict | None:
+        if not isinstance(self._plan, Continue) or self.decision[0] is not Mode.DELTA:
+            return None
+        return self._shadow.opinions.judge(
+            self._principal.key,
+            self._plan.head.response_id,
+            self._plan.request.body,
+            [item.raw for item in self._plan.delta],
+        )
+
+    # The machine's commands, as far as they are about what is remembered.
+
+    def _follow(self, commands: Sequence[t.Command]) -> None:
+        for command in commands:
+            match command:
+                case t.SendDelta() | t.SendFull() | t.SendAsIs() if not self._turn.resends:
+                    self.bytes_up = self._message_bytes(command)
+                case t.RecordHead():
+                    self._record_head()
+                case t.ForgetHead() if isinstance(self._plan, Continue | FollowClient):
+                    self._shadow.services.store.forget(self._plan.head)
+                case t.ReleaseLease(reusable, holds_answer):
+                    self._release(reusable=reusable, holds_answer=holds_answer)
+
+    def _message_bytes(self, command: t.Command) -> int:
+        request = self._plan.request
+        match command, self._plan:
+            case t.SendDelta(), Continue(_, head, delta):
+                return len(request.delta_message(head.response_id, delta))
+            case t.SendAsIs(), _:
+                return len(request.chained_message())
+        return request.full_message_bytes
+
+    def _release(self, *, reusable: bool, holds_answer: bool) -> None:
+        if (lease := self._lease) is None:
+            return
+        self._lease = None
+        response_id = self._answer.response_id if self._answer and holds_answer else None
+        self._shadow.pool.release(
+            lease, reusable=reusable, response_id=response_id, now=self._shadow.clock()
+        )
+
+    def _record_head(self) -> None:
+        answer, lease = self._answer, self._lease
+        if answer is None or lease is None:
+            return
+        services, principal = self._shadow.services, self._principal.key
+        request = self._plan.request
+        head = new_head(request, answer, principal=principal, connection_id=lease.record.id)
+        if head is None:
+            services.store.outdate(principal, answer.response_id)
+            return
+        chained = isinstance(self._plan, FollowClient)
+        if chained:
+            head.history = services.fingerprints.digest(b"chained", answer.response_id.encode())
+        prefix = None if chained else request.prefix()
+        services.store.record(head, request.body, prefix, self._continued_head(), request.walk)
+
+    def _continued_head(self) -> Head | None:
+        is_delta = isinstance(self._plan, Continue) and self._turn.mode is Mode.DELTA
+        return self._plan.head if is_delta and isinstance(self._plan, Continue) else None
+
+
+class _Response(msgspec.Struct):
+    status: str | None = None
+
+
+_RESPONSE = msgspec.json.Decoder(_Response)
+
+
+class ReplyTap:
+    """
+    Reads a reply that passes by, streamed or not, and tells the turn of it.
+
+    A reply that can't be read, for its encoding, its length or its content, is given up: the turn
+    then has no answer that could be continued.
+    """
+
+    def __init__(self, turn: _ShadowTurn, max_bytes: int) -> None:
+        self._turn = turn
+        self._max_bytes = max_bytes
+        self._status = 0
+        self._decode: Callable[[bytes], bytes] | None = None
+        self._events: SseReader | None = None
+        self._body = bytearray()
+        self._reader = ReplyReader(
+            stream=False, hide_previous_response_id=None, collect_output=True
+        )
+
+    def begin(self, status: int, headers: Mapping[str, str]) -> None:
+        """Choose how to read by the head of the reply."""
+        self._status = status
+        is_stream = headers.get("Content-Type", "").lower().startswith("text/event-stream")
+        if status == _OK and is_stream:
+            self._events = SseReader(self._max_bytes)
+        try:
+            self._decode = make_decoder(headers.get("Content-Encoding", ""), self._max_bytes)
+        except Undecodable:
+            self._decode = None
+
+    def take(self, chunk: bytes) -> None:
+        """Read on."""
+        if self._decode is None:
+            return
+        try:
+            data = self._decode(chunk)
+            if self._events is not None:
+                self._take_events(self._events.feed(data))
+            else:
+                self._collect(data)
+        except (Undecodable, TooLong, ProtocolFault):
+            self._decode = None
+
+    def end(self) -> None:
+        """Read a reply that is one JSON object."""
+        if self._decode is None or self._events is not None:
+            return
+        body, self._body = bytes(self._body), bytearray()
+        if self._status != _OK:
+            if (refusal := parse_error(body)) is not None:
+                self._turn.refused(replace(refusal, status=self._status))
+            return
+        try:
+            kind = _TERMINALS.get(_RESPONSE.decode(body).status or "", "response.failed")
+            self._reader.feed([b'{"type":"%b","response":%b}' % (kind.encode(), body)])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ProtocolFault):
+            return
+        self._tell()
+
+    def _take_events(self, events: list[bytes]) -> None:
+        messages = [event for event in events if event.startswith(b"{")]  # not `[DONE]`
+        if messages and self._reader.terminal is None:
+            self._reader.feed(messages)
+            self._tell()
+
+    def _collect(self, data: bytes) -> None:
+        self._body += data
+        if len(self._body) > self._max_bytes:
+            raise Undecodable("the reply is too long")
+
+    def _tell(self) -> None:
+        reader = self._reader
+        if reader.refusal is not None and not reader.begun:
+            self._turn.refused(reader.refusal)
+            return
+        self._turn.begun()
+        if reader.terminal is None:
+            return
+        answer = None
+        if reader.terminal is Kind.COMPLETED and reader.response_id is not None:
+            answer = Answer(reader.response_id, reader.output, reader.final_output)
+        self._turn.ended(reader.terminal, answer)
