@@ -44,9 +44,12 @@ def context_of(body: Mapping[str, Json]) -> Context:
     if body.get("stream_options") is not None and not body.get("stream"):
         message = "The 'stream_options' parameter is only allowed when 'stream' is enabled."
         raise ApiError(400, message, param="stream_options")
-    items = items_of(messages)
+    try:
+        settings, items = _settings(body), items_of(messages)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ApiError(400, f"Invalid request: {error}.") from error
     Ledger().extended(items).check_settled()
-    return Context.of(_settings(body), items)
+    return Context.of(settings, items)
 
 
 # --- What a request says -------------------------------------------------------------------------
