@@ -13,6 +13,10 @@ and the work is done here, in two steps:
 
 The bytes as received are kept beside the decoded ones: whatever is passed on over HTTP is passed
 on as it came.
+
+All bodies together have a budget. A body is charged for what it holds at any moment, while it
+arrives and while it is decoded: a thousand clients that announce little, or nothing, and then send
+much at the same time are refused before their bytes fill the memory, and not after.
 """
 
 from __future__ import annotations
@@ -20,14 +24,21 @@ from __future__ import annotations
 import asyncio
 import io
 import sys
+import threading
 import zlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 import brotli  # type: ignore[import-untyped]  # no stubs are published
 from aiohttp import web
 
-from proxy.errors import BodyCorrupt, BodyTimeout, BodyTooLarge, EncodingUnsupported
+from proxy.errors import (
+    BodyCorrupt,
+    BodyTimeout,
+    BodyTooLarge,
+    EncodingUnsupported,
+    Overloaded,
+)
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -67,19 +78,67 @@ class Body:
     decoded: bytes = field(repr=False)
 
 
-class _Sink:
-    """A growing buffer with a limit. Its bytes are handed out without another copy."""
+class BodyBudget:
+    """What all bodies that are held at one time may weigh. Threads may share it."""
 
-    def __init__(self, max_bytes: int, setting: str) -> None:
+    def __init__(self, max_bytes: int) -> None:
+        self.held_bytes = 0
+        self.lock = threading.Lock()
+        self._max_bytes = max_bytes
+
+    def check(self, more_bytes: int) -> None:
+        """Raise Overloaded if so much more would be too much."""
+        if self.held_bytes + more_bytes > self._max_bytes:
+            raise Overloaded("too many request bodies are held (limits.max_inflight_body_bytes)")
+
+
+class Share:
+    """
+    What one body holds of a budget. A context manager: left, all is given back.
+
+    A thread that decodes for a client that has left is stopped by its next `charge`.
+    """
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self.budget = budget
+        self.held_bytes = 0
+        self._is_closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self.budget.lock:
+            self._is_closed = True
+            self.budget.held_bytes -= self.held_bytes
+            self.held_bytes = 0
+
+    def charge(self, more_bytes: int) -> None:
+        """Hold so much more, or raise Overloaded and hold what was held."""
+        with self.budget.lock:
+            if self._is_closed:
+                raise Overloaded("the request is over")
+            self.budget.check(more_bytes)
+            self.budget.held_bytes += more_bytes
+            self.held_bytes += more_bytes
+
+
+class _Sink:
+    """A growing buffer with a limit and a share. Its bytes are handed out without another copy."""
+
+    def __init__(self, max_bytes: int, setting: str, share: Share | None = None) -> None:
         self._buffer = io.BytesIO()
         self._left_bytes = max_bytes
         self._refusal = f"the body exceeds {max_bytes} bytes ({setting})"
+        self._share = share
 
     def write(self, data: bytes) -> None:
-        """Append, or raise BodyTooLarge."""
+        """Append, or raise BodyTooLarge or Overloaded."""
         self._left_bytes -= len(data)
         if self._left_bytes < 0:
             raise BodyTooLarge(self._refusal)
+        if self._share is not None:
+            self._share.charge(len(data))
         self._buffer.write(data)
 
     def getvalue(self) -> bytes:
@@ -87,39 +146,43 @@ class _Sink:
         return self._buffer.getvalue()
 
 
-async def read_body(request: web.Request, limits: BodyLimits) -> Body:
+async def read_body(request: web.Request, limits: BodyLimits, share: Share) -> Body:
     """
     Read and decode the body of a request whose server runs with `auto_decompress=False`.
 
-    Raises BodyTooLarge, BodyTimeout, BodyCorrupt or EncodingUnsupported. A client that leaves
-    shows as the handler's cancellation or as ConnectionError.
+    `share` is charged for all bytes of the body that are held: received and, if that is not the
+    same, decoded.
+
+    Raises BodyTooLarge, BodyTimeout, BodyCorrupt, EncodingUnsupported or Overloaded. A client that
+    leaves shows as the handler's cancellation or as ConnectionError.
     """
     encodings = parse_encodings(request.headers.getall("Content-Encoding", ()))
-    raw = await _receive(request, limits)
+    raw = await _receive(request, limits, share)
     if not encodings or not raw:
         return Body(raw, raw)
-    return Body(raw, await _decode_aside(raw, encodings, limits.max_decoded_body_bytes))
+    return Body(raw, await _decode_aside(raw, encodings, limits.max_decoded_body_bytes, share))
 
 
-async def _receive(request: web.Request, limits: BodyLimits) -> bytes:
-    sink = _Sink(limits.max_body_bytes, "limits.max_body_bytes")
-    declared_bytes = request.content_length
-    if declared_bytes is not None and declared_bytes > limits.max_body_bytes:
+async def _receive(request: web.Request, limits: BodyLimits, share: Share) -> bytes:
+    sink = _Sink(limits.max_body_bytes, "limits.max_body_bytes", share)
+    declared_bytes = request.content_length or 0
+    if declared_bytes > limits.max_body_bytes:
         raise BodyTooLarge(
             f"the body exceeds {limits.max_body_bytes} bytes (limits.max_body_bytes)"
         )
+    share.budget.check(declared_bytes)
     content = request.content
     try:
         if content.is_eof():  # a small body is here with its headers: nothing to wait for
             sink.write(content.read_nowait())
             return sink.getvalue()
         return await _receive_rest(content, sink, limits.body_timeout_s)
+    except web.RequestPayloadError:
+        raise BodyCorrupt("the body breaks its own Transfer-Encoding") from None
     except TimeoutError:
         raise BodyTimeout(
             f"no byte of the body arrived for {limits.body_timeout_s:g} s (limits.body_timeout_s)"
         ) from None
-    except web.RequestPayloadError:
-        raise BodyCorrupt("the body breaks its own Transfer-Encoding") from None
 
 
 async def _receive_rest(content: StreamReader, sink: _Sink, timeout_s: float) -> bytes:
@@ -137,15 +200,20 @@ async def _receive_rest(content: StreamReader, sink: _Sink, timeout_s: float) ->
     return sink.getvalue()
 
 
-async def _decode_aside(raw: bytes, encodings: Sequence[str], max_bytes: int) -> bytes:
+async def _decode_aside(
+    raw: bytes, encodings: Sequence[str], max_bytes: int, share: Share
+) -> bytes:
     """Decode small bodies at once, and whatever may take long in a thread."""
     if len(raw) <= INLINE_ENCODED_BYTES:
         try:
-            return decode(raw, encodings, min(max_bytes, INLINE_DECODED_BYTES))
+            decoded = decode(raw, encodings, min(max_bytes, INLINE_DECODED_BYTES))
         except BodyTooLarge:
             if max_bytes <= INLINE_DECODED_BYTES:
                 raise
-    return await asyncio.to_thread(decode, raw, encodings, max_bytes)
+        else:
+            share.charge(len(decoded))
+            return decoded
+    return await asyncio.to_thread(decode, raw, encodings, max_bytes, share)
 
 
 def parse_encodings(values: Iterable[str]) -> tuple[str, ...]:
@@ -168,15 +236,18 @@ def parse_encodings(values: Iterable[str]) -> tuple[str, ...]:
     return names
 
 
-def decode(raw: bytes, encodings: Sequence[str], max_bytes: int) -> bytes:
+def decode(
+    raw: bytes, encodings: Sequence[str], max_bytes: int, share: Share | None = None
+) -> bytes:
     """
     Undo encodings (names as from `parse_encodings`), the last applied first.
 
-    Raises BodyCorrupt for data that is damaged, cut short or followed by something else, and
-    BodyTooLarge as soon as any layer yields more than `max_bytes`.
+    Raises BodyCorrupt for data that is damaged, cut short or followed by something else,
+    BodyTooLarge as soon as any layer yields more than `max_bytes`, and Overloaded as soon as
+    `share` has no room for what the layers have yielded so far.
     """
     for name in reversed(encodings):
-        sink = _Sink(max_bytes, "limits.max_decoded_body_bytes")
+        sink = _Sink(max_bytes, "limits.max_decoded_body_bytes", share)
         try:
             _DECODERS[name](raw, sink)
         except (zlib.error, zstd.ZstdError, brotli.error):

@@ -22,11 +22,11 @@ from proxy.core.plan import PassThrough, Planner
 from proxy.core.principals import Identities
 from proxy.core.reasons import Mode, Reason
 from proxy.core.request import RESPONSES
-from proxy.downstream.bodies import Body, BodyLimits, read_body
+from proxy.downstream.bodies import Body, BodyBudget, BodyLimits, Share, read_body
 from proxy.downstream.driver import Driver, Services, mode_headers
 from proxy.downstream.hosts import check_host
 from proxy.downstream.refusals import refusal, refuse
-from proxy.errors import Overloaded, TurnwireError
+from proxy.errors import TurnwireError
 from proxy.observe.log import log_turn
 from proxy.upstream.passthrough import check_loop
 from proxy.upstream.tunnel import tunnel
@@ -86,7 +86,7 @@ class Front:
         self._metrics = metrics
         self._log = log
         self._identities = Identities(settings.identity_headers, settings.secret)
-        self._body_bytes_held = 0
+        self._budget = BodyBudget(settings.max_inflight_body_bytes)
         self._endpoints = TURN_PATHS | (CHAT_PATHS if settings.translates_chat else {})
 
     def application(self) -> web.Application:
@@ -122,22 +122,16 @@ class Front:
     async def _turn(self, request: web.Request, endpoint: Endpoint) -> web.StreamResponse:
         loop = asyncio.get_running_loop()
         principal = self._identities.of(request.headers.items())
-        body = await self._read(request)
-        held_bytes = len(body.decoded)
-        record = _TurnRecord(self._metrics, self._log, principal, held_bytes, loop.time())
-        self._body_bytes_held += held_bytes
-        self._metrics.turn_started()
-        try:
-            return await self._carry_out(request, body, record, endpoint)
-        finally:
-            self._body_bytes_held -= held_bytes
-            record.close(loop.time())
-
-    async def _read(self, request: web.Request) -> Body:
-        expected = request.content_length or 0
-        if self._body_bytes_held + expected > self._settings.max_inflight_body_bytes:
-            raise Overloaded("too many request bodies are held (limits.max_inflight_body_bytes)")
-        return await read_body(request, self._settings.body_limits)
+        with Share(self._budget) as share:
+            body = await read_body(request, self._settings.body_limits, share)
+            record = _TurnRecord(
+                self._metrics, self._log, principal, len(body.decoded), loop.time()
+            )
+            self._metrics.turn_started()
+            try:
+                return await self._carry_out(request, body, record, endpoint)
+            finally:
+                record.close(loop.time())
 
     async def _carry_out(
         self, request: web.Request, body: Body, record: _TurnRecord, endpoint: Endpoint

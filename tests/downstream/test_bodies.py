@@ -17,13 +17,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.downstream import bodies
-from proxy.downstream.bodies import BodyLimits, decode, parse_encodings, read_body
+from proxy.downstream.bodies import (
+    BodyBudget,
+    BodyLimits,
+    Share,
+    decode,
+    parse_encodings,
+    read_body,
+)
 from proxy.downstream.refusals import refuse
 from proxy.errors import (
     BodyCorrupt,
     BodyTooLarge,
     ClientError,
     EncodingUnsupported,
+    Overloaded,
+    TurnwireError,
 )
 
 if sys.version_info >= (3, 14):
@@ -187,16 +196,20 @@ class Listener:
 
     def __init__(self, limits: BodyLimits) -> None:
         self.limits = limits
+        self.budget = BodyBudget(20_000_000)
         self.body: bodies.Body | None = None
+        self.held_bytes = 0
         self.port = 0
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Read the body; keep it for the test."""
-        try:
-            self.body = await read_body(request, self.limits)
-        except ClientError as error:
-            return refuse(error)
-        return web.Response(text=str(len(self.body.decoded)))
+        with Share(self.budget) as share:
+            try:
+                self.body = await read_body(request, self.limits, share)
+            except TurnwireError as error:
+                return refuse(error)
+            self.held_bytes = share.held_bytes
+            return web.Response(text=str(len(self.body.decoded)))
 
     async def send(self, *parts: bytes) -> bytes:
         """Send raw bytes, and give everything that comes back until the status line at least."""
@@ -295,3 +308,54 @@ async def test_bodies_that_do_not_decode_are_refused(
 async def test_an_empty_body_needs_no_decoding(listener: Listener) -> None:
     """A request without a body passes, whatever encoding it names."""
     assert b" 200 " in await listener.send(post(b"", "Content-Encoding: gzip"))
+
+
+async def test_a_body_is_charged_for_what_it_holds(listener: Listener) -> None:
+    """Received and decoded bytes count while they are held, and no longer."""
+    wire = zstd.compress(b"a" * 9_000_000)
+    assert b" 200 " in await listener.send(post(wire, "Content-Encoding: zstd"))
+    assert listener.held_bytes == len(wire) + 9_000_000
+    assert b" 200 " in await listener.send(post(TEXT))
+    assert listener.held_bytes == len(TEXT)
+    assert listener.budget.held_bytes == 0
+
+
+async def test_bodies_without_a_length_share_the_budget_too(listener: Listener) -> None:
+    """What arrives counts, not what was announced: the body that is too much is shed, a 503."""
+    listener.budget = BodyBudget(100_000)
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    chunk = b"ea60\r\n" + b"a" * 60_000 + b"\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+    writer.write(head + chunk)
+    async with asyncio.timeout(20):
+        while listener.budget.held_bytes < 60_000:  # noqa: ASYNC110  a body has no event
+            await asyncio.sleep(0)
+
+    assert b" 503 " in await listener.send(head, chunk)
+    assert b" 503 " in await listener.send(post(b"a" * 60_000))
+    writer.write(b"0\r\n\r\n")
+    assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+    writer.close()
+    assert listener.budget.held_bytes == 0
+
+
+@pytest.mark.parametrize("size", [3_000_000, 9_000_000], ids=["inline", "in a thread"])
+async def test_what_decodes_to_too_much_is_shed(listener: Listener, size: int) -> None:
+    """A bomb that the limit allows still has to find room in the budget."""
+    listener.budget = BodyBudget(2_000_000)
+    wire = gzip.compress(bytes(size))
+    assert b" 503 " in await listener.send(post(wire, "Content-Encoding: gzip"))
+    assert listener.budget.held_bytes == 0
+
+
+def test_a_share_that_is_over_stops_its_thread() -> None:
+    """Nothing is charged for a request that has ended, and whoever still decodes it gives up."""
+    budget = BodyBudget(100)
+    with Share(budget) as share:
+        share.charge(60)
+        with pytest.raises(Overloaded, match="max_inflight_body_bytes"):
+            share.charge(41)
+        assert budget.held_bytes == 60
+    with pytest.raises(Overloaded, match="over"):
+        decode(gzip.compress(b"a"), ["gzip"], 10, share)
+    assert budget.held_bytes == 0
