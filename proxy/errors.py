@@ -9,6 +9,7 @@ Every exception of Turnwire, sorted by whose fault it is.
     │   ├── BodyTimeout          408
     │   ├── BodyTooLarge         413
     │   ├── EncodingUnsupported  415
+    │   ├── FramingUnsupported   400
     │   ├── HostRefused          403
     │   └── LoopDetected         508
     ├── Overloaded               ours: 503 with Retry-After
@@ -74,6 +75,12 @@ class EncodingUnsupported(ClientError):
 
     status = 415
     code = "unsupported_encoding"
+
+
+class FramingUnsupported(ClientError):
+    """The version of HTTP, or the Transfer-Encoding, is not one that is spoken here."""
+
+    code = "unsupported_framing"
 
 
 class HostRefused(ClientError):

@@ -6,6 +6,9 @@ now and then holds them all. Here, a head must be complete within `header_timeou
 connection's start or, on a connection kept alive, of its own first byte. Who has sent part of
 one is answered 408 and let go; who has sent nothing is just let go.
 
+What is no HTTP is refused in the API's error shape, and quotes nothing of what was sent: aiohttp
+would show the line in question, which may be a credential with a space too many.
+
 `build_runner` also sets what the rest of Turnwire relies on: bodies are not decoded (see
 `bodies`), a handler is cancelled when its client leaves, and nobody lingers for a body that
 nobody will read.
@@ -13,16 +16,22 @@ nobody will read.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Final
 
-from aiohttp import web
+from aiohttp import HttpVersion10, HttpVersion11, web
 from aiohttp.streams import EMPTY_PAYLOAD
+
+from proxy.downstream.refusals import refusal
+from proxy.errors import FramingUnsupported
 
 if TYPE_CHECKING:
     import asyncio
 
     from aiohttp import StreamReader
+    from aiohttp.http_parser import RawRequestMessage
 
+_OTHER_VERSION: Final = web.RequestKey("other_version", bool)
 _TOO_SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 _AT_ONCE_S: Final = 0.001  # aiohttp takes a timeout of 0 for none at all
@@ -79,7 +88,7 @@ class _Server(web.Server):
     def __init__(self, server: web.Server, header_timeout_s: float) -> None:
         super().__init__(
             server.request_handler,
-            request_factory=server.request_factory,
+            request_factory=functools.partial(_make_request, server.request_factory),
             handler_cancellation=server.handler_cancellation,
             **server._kwargs,  # noqa: SLF001  the runner's settings, completed by the application
         )
@@ -87,6 +96,51 @@ class _Server(web.Server):
 
     def __call__(self) -> web.RequestHandler:
         return _Handler(self, self._header_timeout_s, loop=self._loop, **self._kwargs)
+
+
+class _BrokenBody(web.RequestPayloadError, TimeoutError):
+    """
+    A body's framing broke in a later read than its head's.
+
+    aiohttp, which would see whether an unread body comes to its end, takes it for the end of its
+    patience, and closes the connection quietly.
+    """
+
+
+def _make_request(factory: Any, message: RawRequestMessage, *rest: Any) -> web.BaseRequest:
+    """
+    Make a request, or what a reply can be sent to where it is none.
+
+    It is the last one of its connection if bytes after it may be lost: aiohttp answers a request
+    that asks to upgrade to what it does not know (`h2c`), but drops what the same read brought
+    behind it. What comes next would be read from the middle of something.
+    """
+    speaks_http = message.version in (HttpVersion10, HttpVersion11)
+    if not speaks_http:
+        message = message._replace(version=HttpVersion11)
+    if message.upgrade and message.headers.get("Upgrade", "").lower() != "websocket":
+        message = message._replace(should_close=True)
+    request: web.BaseRequest = factory(message, *rest)
+    if not speaks_http:
+        request[_OTHER_VERSION] = True
+    return request
+
+
+def check_framing(request: web.Request) -> None:
+    """
+    Raise FramingUnsupported where aiohttp takes what another parser might take differently.
+
+    That is a version of HTTP besides 1.0 and 1.1, and a transfer coding besides `chunked`, or any
+    under HTTP/1.0 (RFC 9112 section 6.1). aiohttp undoes `chunked` only and says nothing of what
+    is below: upstream, which is not told, would take compressed bytes for the body.
+    """
+    if _OTHER_VERSION in request:
+        raise FramingUnsupported("only HTTP/1.1 and HTTP/1.0 are spoken here")
+    codings = request.headers.getall("Transfer-Encoding", None)
+    if codings is None:
+        return
+    if request.version == HttpVersion10 or [each.lower() for each in codings] != ["chunked"]:
+        raise FramingUnsupported("of transfer codings, only chunked under HTTP/1.1 is supported")
 
 
 class _Handler(web.RequestHandler):
@@ -113,9 +167,34 @@ class _Handler(web.RequestHandler):
         super().data_received(data)
         if self._request_count > heads:
             self._stop_head_timer()
+            if not self._body.is_eof():
+                # What broke was a body. aiohttp queues its 400 behind the request, and tells the
+                # request nothing, which would wait for the rest until its deadline.
+                self._body.set_exception(_BrokenBody())
             self._body = self._messages[-1][1]
         elif not (is_body or self._head_timer or self._request_in_progress or self._messages):
             self._start_head_timer()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Log as aiohttp does, and answer in the API's error shape."""
+        super().handle_error(request, status, exc, message)
+        if status >= 500:
+            response = refusal(status, "Turnwire failed", type_="server_error", code=None)
+        else:
+            response = refusal(
+                status,
+                "the request is no valid HTTP/1.1",
+                type_="invalid_request_error",
+                code="malformed_request",
+            )
+        response.force_close()
+        return response
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_head_timer()

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from proxy.errors import (
+    BodyCorrupt,
     BodyTimeout,
     BodyTooLarge,
     ClientError,
+    FramingUnsupported,
     LoopDetected,
     Overloaded,
     TurnwireError,
@@ -79,6 +81,6 @@ def _refuse_client(error: ClientError) -> web.Response:
         code=error.code,
         headers=headers,
     )
-    if isinstance(error, BodyTimeout | BodyTooLarge):
+    if isinstance(error, BodyCorrupt | BodyTimeout | BodyTooLarge | FramingUnsupported):
         response.force_close()
     return response

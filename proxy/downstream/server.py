@@ -23,6 +23,7 @@ from proxy.core.principals import Identities
 from proxy.core.reasons import Mode, Reason
 from proxy.core.request import RESPONSES
 from proxy.downstream.bodies import Body, BodyBudget, BodyLimits, Share, read_body
+from proxy.downstream.deadlines import check_framing
 from proxy.downstream.driver import Driver, Services, mode_headers
 from proxy.downstream.hosts import check_host
 from proxy.downstream.refusals import refusal, refuse
@@ -101,9 +102,17 @@ class Front:
             return await self._route(request)
         except TurnwireError as error:
             return refuse(error)
+        except OSError:
+            raise  # the client has left
+        except Exception:
+            if request.writer.output_size:
+                raise  # aiohttp logs it, and breaks off what has begun
+            self._log.exception("failed")
+            return refuse(TurnwireError("Turnwire failed; its log says where"))
 
     async def _route(self, request: web.Request) -> web.StreamResponse:
         settings = self._settings
+        check_framing(request)
         if settings.check_hosts:
             check_host(request, settings.allowed_hosts, settings.allowed_origins)
         check_loop(request, self._services.passthrough.instance_id)

@@ -205,11 +205,11 @@ class _Upload:
                 if not chunk:
                     return
                 yield chunk
-        except TimeoutError:
-            self.error = BodyTimeout(f"no byte of the body arrived for {self._body_timeout_s:g} s")
-            raise self.error from None
         except web.RequestPayloadError:
             self.error = BodyCorrupt("the body breaks its own Transfer-Encoding")
+            raise self.error from None
+        except TimeoutError:
+            self.error = BodyTimeout(f"no byte of the body arrived for {self._body_timeout_s:g} s")
             raise self.error from None
 
 
