@@ -1,5 +1,5 @@
 """
-A proxy before a ledger, on a loop of its own, for tests that are not coroutines.
+A proxy before a ledger or a rogue, on a loop of its own, for tests that are not coroutines.
 
 Hypothesis calls a test thousands of times; one proxy serves all of them, and each call runs that
 proxy's loop until it has what it wants.
@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from typing import TYPE_CHECKING, Any, Self
 from unittest import mock
 
-from harness import serving
+from harness import eventually, serving
 
 from hostile.ledger import LAST_TARGET, Ledger, Line
+from hostile.upstream import Rogue
+from proxy.downstream.bodies import BodyBudget
 from proxy.downstream.deadlines import build_runner
 
 if TYPE_CHECKING:
@@ -28,14 +31,17 @@ if TYPE_CHECKING:
 IMPATIENT = {"header_timeout_s": 0.15, "body_timeout_s": 0.15, "max_body_bytes": "1MiB"}
 
 
-class Edge:
-    """A running proxy; `ask` sends it raw bytes. A context manager."""
+IN_FLIGHT = "turnwire_turns_in_flight"
+
+
+class _Running:
+    """A proxy on a loop of its own, before an upstream that is started with it."""
 
     proxy: Turnwire
     log: CapturingLogger
 
-    def __init__(self, **config: Any) -> None:
-        self.ledger = Ledger()
+    def __init__(self, upstream: Ledger | Rogue, **config: Any) -> None:
+        self._upstream = upstream
         self._config = {"limits": IMPATIENT} | config
         self._runner = asyncio.Runner()
         self._stack = contextlib.AsyncExitStack()
@@ -52,9 +58,9 @@ class Edge:
         # Nobody here waits a second to see whether a refused body comes to its end after all.
         defaults = build_runner.__kwdefaults__
         self._stack.enter_context(mock.patch.dict(defaults, lingering_time_s=0.05))
-        await self._stack.enter_async_context(self.ledger)
+        await self._stack.enter_async_context(self._upstream)
         self.proxy, self.log = await self._stack.enter_async_context(
-            serving(self.ledger.url, tolerates=["Error handling request"], **self._config)
+            serving(self._upstream.url, tolerates=["Error handling request"], **self._config)
         )
 
     @property
@@ -62,16 +68,54 @@ class Edge:
         """The port of the proxy."""
         return int(self.proxy.base_url.split(":")[2].split("/")[0])
 
+    @property
+    def held_bytes(self) -> int:
+        """What the proxy holds of bodies, once all turns are over."""
+        self.run(eventually(lambda: not self.proxy.metrics.registry.get_sample_value(IN_FLIGHT)))
+        budgets = [each for each in gc.get_objects() if type(each) is BodyBudget]
+        return sum(budget.held_bytes for budget in budgets)
+
     def run(self, step: Any) -> Any:
         """Run a coroutine on the proxy's loop."""
         return self._runner.run(step)
 
-    def ask(self, *parts: bytes, methods: Sequence[str] = ()) -> tuple[list[Reply], list[Seen]]:
-        """
-        Send the parts on a new connection, until the proxy closes it.
+    def exchange(self, *parts: bytes, methods: Sequence[str] = ()) -> list[Reply]:
+        """Send the parts on a new connection; return the replies once the proxy has closed it."""
+        replies: list[Reply] = self.run(Line(self.port).exchange(*parts, methods=methods))
+        return replies
 
-        Return the replies, and what reached upstream meanwhile but for the last request.
-        """
+
+class Edge(_Running):
+    """A proxy before a ledger."""
+
+    def __init__(self, **config: Any) -> None:
+        self.ledger = Ledger()
+        super().__init__(self.ledger, **config)
+
+    def ask(self, *parts: bytes, methods: Sequence[str] = ()) -> tuple[list[Reply], list[Seen]]:
+        """Exchange; also return what reached upstream meanwhile but for the last request."""
         self.ledger.seen.clear()
-        replies = self._runner.run(Line(self.port).exchange(*parts, methods=methods))
+        replies = self.exchange(*parts, methods=methods)
         return replies, [seen for seen in self.ledger.seen if seen.target != LAST_TARGET]
+
+
+class RogueEdge(_Running):
+    """A proxy before a rogue that is impatient with it, and never leaves it alone."""
+
+    def __init__(self) -> None:
+        self.rogue = Rogue()
+        super().__init__(
+            self.rogue,
+            websocket={"first_event_timeout_s": 0.1, "silence_timeout_s": 0.1},
+            connections={
+                "spare_per_principal": 0,
+                "handshakes_per_s": 100_000,
+                "handshake_burst": 1_000_000,
+            },
+            resends={"budget_per_s": 100_000},
+            cooldown={"first_s": 0.001, "max_s": 0.001},
+        )
+
+    def ask(self, *parts: bytes) -> list[Reply]:
+        """Exchange."""
+        return self.exchange(*parts)

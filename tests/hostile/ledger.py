@@ -141,7 +141,13 @@ class Reply:
     @property
     def likeness(self) -> tuple[object, ...]:
         """What two replies to the same request have in common: all but ids, times and chunks."""
-        volatile = {"date", "x-request-id", "content-length", "transfer-encoding"}
+        volatile = {
+            "content-length",
+            "date",
+            "transfer-encoding",
+            "turnwire-reason",  # that of a repetition is another
+            "x-request-id",
+        }
         fields = tuple(sorted(pair for pair in self.fields if pair[0] not in volatile))
         return self.status, fields, self.body, self.interim, self.complete
 
