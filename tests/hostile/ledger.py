@@ -17,7 +17,8 @@ import contextlib
 import hashlib
 import json
 import re
-from dataclasses import dataclass, field
+import socket
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from aiohttp import WSMsgType, web
@@ -219,12 +220,11 @@ def _chunks(data: bytes) -> tuple[bytes, bytes, bool]:
             return body, data, True
 
 
-@dataclass
+@dataclass(frozen=True)
 class Line:
     """A connection to a port of this machine, for raw bytes."""
 
     port: int
-    sent_bytes: int = field(default=0, init=False)
 
     async def exchange(self, *parts: bytes, methods: Sequence[str] = ()) -> list[Reply]:
         """Send the parts, each in a write of its own; return the replies until the other closes."""
@@ -232,30 +232,29 @@ class Line:
 
     async def raw(self, *parts: bytes) -> bytes:
         """Send the parts; return all bytes until the other side closes."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        reading = asyncio.get_running_loop().create_task(_read_all(reader))
-        try:
-            with contextlib.suppress(ConnectionError):
-                for part in parts:
-                    if reading.done():
-                        break
-                    writer.write(part)
-                    await writer.drain()
-                    if len(parts) > 1:
+        loop = asyncio.get_running_loop()
+        # A socket and no transport: that would close, and forget what it has not read, where a
+        # write fails because the other side has said its last word.
+        with socket.socket() as sock:
+            sock.setblocking(False)
+            await loop.sock_connect(sock, ("127.0.0.1", self.port))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            reading = loop.create_task(_read_all(loop, sock))
+            try:
+                with contextlib.suppress(ConnectionError):
+                    for part in parts:
+                        await loop.sock_sendall(sock, part)
                         await asyncio.sleep(0)
-            async with asyncio.timeout(20):
-                return await reading
-        finally:
-            reading.cancel()
-            writer.close()
-            with contextlib.suppress(OSError, asyncio.CancelledError):
-                await writer.wait_closed()
+                async with asyncio.timeout(20):
+                    return await reading
+            finally:
+                reading.cancel()
 
 
-async def _read_all(reader: asyncio.StreamReader) -> bytes:
+async def _read_all(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> bytes:
     """Read until the end; a reset is one, what came before it counts."""
     data = b""
     with contextlib.suppress(ConnectionError):
-        while piece := await reader.read(1 << 16):
+        while piece := await loop.sock_recv(sock, 1 << 16):
             data += piece
     return data

@@ -59,7 +59,6 @@ def check(edge: Edge, case: Case, target: str, *parts: bytes) -> None:
     replies, seen = edge.ask(*parts, LAST)
 
     assert SMUGGLED_TARGET not in [each.target for each in seen]
-    target = "/v1/responses" if target == "/responses" else target
     problems = [
         difference(outcome, target, replies, seen)
         for outcome in (case.outcome, case.or_else)
