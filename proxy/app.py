@@ -34,7 +34,7 @@ from proxy.core.shadow import ShadowPool
 from proxy.downstream.bodies import BodyLimits
 from proxy.downstream.deadlines import FrontRunner, build_runner
 from proxy.downstream.driver import Services, Timing
-from proxy.downstream.hosts import is_loopback
+from proxy.downstream.hosts import host_guard, is_loopback
 from proxy.downstream.server import Front, FrontSettings
 from proxy.downstream.shadow import Shadow
 from proxy.errors import ConfigError
@@ -131,8 +131,12 @@ class Turnwire:
         lag = spawn(watch_loop_lag(self.metrics), name="watch-loop-lag")
         self._stack.push_async_callback(cancel_and_wait, [lag])
         admin = build_admin_app(self.metrics, self.health)
+        if is_loopback(config.admin_host):
+            security = config.security
+            guard = host_guard(security.allowed_hosts, security.allowed_origins)
+            admin.middlewares.insert(0, guard)
         self.admin_url = await self._listen(
-            web.AppRunner(admin, access_log=None, shutdown_timeout=1.0),
+            build_runner(admin, header_timeout_s=config.limits.header_timeout_s),
             config.admin_host,
             config.admin_port,
             "admin_port",

@@ -231,8 +231,8 @@ def parse_encodings(values: Iterable[str]) -> tuple[str, ...]:
     )
     if len(names) > MAX_LAYERS:
         raise EncodingUnsupported(f"more than {MAX_LAYERS} stacked Content-Encodings")
-    if unknown := [name for name in names if name not in _DECODERS]:
-        raise EncodingUnsupported(f"Content-Encoding {unknown[0][:40]!r} is not supported")
+    if not _DECODERS.keys() >= set(names):
+        raise EncodingUnsupported("of Content-Encodings, gzip, deflate, br and zstd are supported")
     return names
 
 

@@ -6,6 +6,9 @@ whatever credentials the process would add or the page could guess (DNS rebindin
 post to it across origins. Programs that are meant to use a loopback listener name it by a
 loopback name, and only browsers send `Origin`. So: the Host must be a loopback name, any port,
 or be listed; an Origin must be the very host and port asked, or be listed.
+
+The same holds for the admin listener, which is guarded by `host_guard`: what it shows is nobody
+else's business.
 """
 
 from __future__ import annotations
@@ -15,12 +18,15 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from aiohttp import web
+
+from proxy.downstream.refusals import refuse
 from proxy.errors import HostRefused
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from aiohttp import web
+    from aiohttp.typedefs import Handler, Middleware
 
 
 def check_host(
@@ -43,6 +49,20 @@ def check_host(
         return
     if urlsplit(origin.lower()).netloc != host or not host:
         raise HostRefused("this Origin is not served here (security.allowed_origins)")
+
+
+def host_guard(allowed_hosts: Collection[str], allowed_origins: Collection[str]) -> Middleware:
+    """Make a middleware that answers 403 where `check_host` says no."""
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            check_host(request, allowed_hosts, allowed_origins)
+        except HostRefused as error:
+            return refuse(error)
+        return await handler(request)
+
+    return guard
 
 
 @lru_cache(maxsize=256)

@@ -38,13 +38,17 @@ def refusal(
     param: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> web.Response:
-    """Make a reply in the API's error shape. `message` is read by a person: no content in it."""
+    """
+    Make a reply in the API's error shape, which no cache may keep.
+
+    `message` is read by a person: no content in it, and nothing that the client has sent.
+    """
     error = {"message": message, "type": type_, "param": param, "code": code}
     return web.Response(
         status=status,
         body=json.dumps({"error": error}).encode(),
         content_type="application/json",
-        headers=headers,
+        headers={"Cache-Control": "private, no-store", **(headers or {})},
     )
 
 

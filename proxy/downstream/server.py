@@ -15,7 +15,7 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from aiohttp import hdrs, web
+from aiohttp import HttpVersion11, hdrs, web
 
 from proxy.core.chat_turn import CHAT
 from proxy.core.plan import PassThrough, Planner
@@ -93,7 +93,7 @@ class Front:
     def application(self) -> web.Application:
         """Return the aiohttp application with the one route."""
         app = web.Application()
-        app.router.add_route("*", "/{path:.*}", self.handle)
+        app.router.add_route("*", "/{path:.*}", self.handle, expect_handler=_meet_expectation)
         return app
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -244,6 +244,19 @@ class _TurnRecord:
 
     def _since_read(self, moment: float | None) -> float | None:
         return None if moment is None else moment - self._read_at
+
+
+async def _meet_expectation(request: web.Request) -> web.Response | None:
+    """Ask for the body, if the client waits for that; any other expectation is refused."""
+    if request.version < HttpVersion11:
+        return None
+    if request.headers[hdrs.EXPECT].lower() != "100-continue":
+        return refusal(
+            417, "only 100-continue can be expected", type_="invalid_request_error", code=None
+        )
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    request.writer.output_size = 0  # what aiohttp tells by whether the reply has begun
+    return None
 
 
 def _upgrade_refused() -> web.Response:
