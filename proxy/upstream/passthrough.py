@@ -3,9 +3,9 @@ The plain HTTP relay: the fallback of turns, and the way of everything that is n
 
 It changes as little as HTTP lets a proxy change. Kept: method, path and query as spelled, header
 order, duplicates and spelling, bodies in the encoding they came in, status, reason, redirects,
-Content-Length. Changed: Host; hop-by-hop headers (RFC 9110 section 7.6.1) go, in both
-directions; `Via` is added to requests, by which a loop onto this process is noticed. Bodies are
-streamed with back-pressure and never held.
+Content-Length. Changed: Host; hop-by-hop headers (RFC 9110 section 7.6.1) go, in both directions,
+and so do those that tell upstream of the hop to us; `Via` is added to requests, by which a loop
+onto this process is noticed. Bodies are streamed with back-pressure and never held.
 
 How it ends is part of the reply. If upstream breaks off in the middle, so does what the client
 gets: the connection is closed before the end that the framing announced, never after it. If the
@@ -56,6 +56,29 @@ HOP_BY_HOP: Final = frozenset(
         "upgrade",
     }
 )
+
+# What proxies before us say of the hop to us. To upstream we are the client: a network behind us is
+# not its business, and some (Cloudflare) refuse requests in which another writes for them.
+# Everything else, `cf-access-client-secret` for one, is for upstream and stays.
+_OF_THE_LAST_HOP: Final = frozenset(
+    {
+        "cf-connecting-ip",
+        "cf-connecting-ipv6",
+        "cf-connecting-o2o",
+        "cf-ew-via",
+        "cf-ipcountry",
+        "cf-pseudo-ipv4",
+        "cf-ray",
+        "cf-visitor",
+        "cf-warp-tag-id",
+        "cf-worker",
+        "forwarded",
+        "true-client-ip",
+        "x-client-ip",
+        "x-real-ip",
+    }
+)
+_FORWARDED: Final = "x-forwarded-"
 
 # aiohttp would add these where the client did not send them.
 _NO_AUTO_HEADERS: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
@@ -371,6 +394,9 @@ class Passthrough:
     def _request_headers(self, request: web.Request, body: bytes | None) -> CIMultiDict[str]:
         """Make the headers for upstream: the client's own, Host left to aiohttp, Via added."""
         headers = end_to_end(request.raw_headers)
+        for name in {name.lower() for name in headers}:
+            if name in _OF_THE_LAST_HOP or name.startswith(_FORWARDED):
+                headers.popall(name)
         headers.popall("Host", None)
         if headers.get("Expect", "").lower() == "100-continue":
             del headers["Expect"]  # our own server has answered it

@@ -182,10 +182,28 @@ async def test_hop_by_hop_headers_stay_on_their_hop(front: Front) -> None:
         "Keep-Alive: 9",
         "Proxy-Authorization: p",
     ]
-    got = await talk(front.port, ask("/v1/x", *hops, "X-Forwarded-For: 1.2.3.4"))
-    assert names(front.peer.requests[0]) == ["Host", "X-Forwarded-For", "Via"]
+    got = await talk(front.port, ask("/v1/x", *hops, "X-Of-Mine: 1"))
+    assert names(front.peer.requests[0]) == ["Host", "X-Of-Mine", "Via"]
     assert "X-End" in names(got)
     assert not {"x-hop", "keep-alive", "connection"} & {name.lower() for name in names(got)}
+
+
+async def test_what_tells_of_the_hop_to_us_stays_here(front: Front) -> None:
+    """A spoofed or real tale of where a request came from is not for upstream; credentials are."""
+    tales = [
+        "X-Forwarded-For: 1.2.3.4",
+        "x-forwarded-host: evil.example",
+        "X-Forwarded-Access-Token: t",
+        "Forwarded: for=1.2.3.4",
+        "X-Real-IP: 1.2.3.4",
+        "CF-Connecting-IP: 1.2.3.4",
+        "cf-ray: 1",
+        "True-Client-IP: 1.2.3.4",
+    ]
+    kept = ["CF-Access-Client-Secret: s", "X-Forward: 1", "CDN-Loop: c", "Max-Forwards: 1"]
+    await talk(front.port, ask("/v1/x", *tales, *kept))
+    wanted = ["Host", "CF-Access-Client-Secret", "X-Forward", "CDN-Loop", "Max-Forwards", "Via"]
+    assert names(front.peer.requests[0]) == wanted
 
 
 async def test_replies_arrive_as_they_were_sent(front: Front) -> None:
