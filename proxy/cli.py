@@ -273,12 +273,16 @@ def _health(arguments: list[str]) -> int:
     parser.add_argument(
         "--timeout", type=_positive_float, default=3.0, metavar="S", help="seconds (%(default)s)"
     )
+    parser.add_argument(
+        "--wait", type=_positive_float, default=0.0, metavar="S", help="ask until it is, so long"
+    )
     options, flags = _parsed(parser, arguments)
     config = _loaded(options, flags).config
-    from proxy.observe.probe import ask  # noqa: PLC0415  start-up time
+    from proxy.observe.probe import ask_until  # noqa: PLC0415  start-up time
 
     path = "/livez" if options.live else "/readyz"
-    answer = ask(config.admin_host, config.admin_port, path, options.timeout)
+    where = config.admin_host, config.admin_port
+    answer = ask_until(*where, path, options.timeout, options.wait)
     if not answer.ok:
         return _complain(answer.text, FAILED)
     _print(answer.text)

@@ -277,12 +277,13 @@ def test_health_asks_the_admin_listener(monkeypatch, capsys):
         asked.append(question)
         return Answer(ok=question[2] == "/livez", text="draining")
 
-    monkeypatch.setattr("proxy.observe.probe.ask", ask)
+    monkeypatch.setattr("proxy.observe.probe.ask_until", ask)
     monkeypatch.setenv("TURNWIRE_ADMIN_PORT", "9000")
 
     assert main(["health"]) == 1
-    assert main(["health", "--live", "--admin-host", "::", "--timeout", "0.5"]) == 0
-    assert asked == [("127.0.0.1", 9000, "/readyz", 3.0), ("::", 9000, "/livez", 0.5)]
+    flags = ["--live", "--admin-host", "::", "--timeout", "0.5", "--wait", "30"]
+    assert main(["health", *flags]) == 0
+    assert asked == [("127.0.0.1", 9000, "/readyz", 3.0, 0.0), ("::", 9000, "/livez", 0.5, 30.0)]
     assert capsys.readouterr() == ("draining\n", "turnwire: draining\n")
 
 

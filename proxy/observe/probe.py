@@ -9,8 +9,11 @@ that the environment names.
 from __future__ import annotations
 
 import http.client
+import time
 from dataclasses import dataclass
 from typing import Final
+
+BETWEEN_QUESTIONS_S: Final = 0.1
 
 # A listener on every address is reached by the loopback of its kind.
 _REACHED_AT: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104  a name
@@ -41,3 +44,11 @@ def ask(host: str, port: int, path: str, timeout_s: float) -> Answer:
     finally:
         connection.close()
     return Answer(reply.status == http.client.OK, text)
+
+
+def ask_until(host: str, port: int, path: str, timeout_s: float, wait_s: float) -> Answer:
+    """Ask again and again until the answer is yes or `wait_s` have passed; the last answer."""
+    deadline = time.monotonic() + wait_s
+    while not (answer := ask(host, port, path, timeout_s)).ok and time.monotonic() < deadline:
+        time.sleep(BETWEEN_QUESTIONS_S)
+    return answer

@@ -8,7 +8,8 @@ import threading
 
 import pytest
 
-from proxy.observe.probe import ask
+from proxy.observe import probe
+from proxy.observe.probe import Answer, ask, ask_until
 
 
 class Listener(http.server.BaseHTTPRequestHandler):
@@ -95,3 +96,29 @@ def test_the_environments_proxy_is_not_asked(port, monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
 
     assert ask("127.0.0.1", port, "/200", 5).ok
+
+
+@pytest.mark.parametrize(("wait_s", "ok", "times"), [(0.0, False, 1), (60.0, True, 3)])
+def test_waiting(monkeypatch, wait_s, ok, times):
+    """It goes on asking until the answer is yes, and not at all if it shall not wait."""
+    answers = [Answer(ok=number == 3, text="") for number in range(1, 4)]
+    asked = []
+
+    def answer(*question):
+        asked.append(question)
+        return answers[len(asked) - 1]
+
+    monkeypatch.setattr(probe, "ask", answer)
+    monkeypatch.setattr(probe, "BETWEEN_QUESTIONS_S", 0)
+
+    assert ask_until("127.0.0.1", 1, "/readyz", 5, wait_s).ok is ok
+    assert asked == [("127.0.0.1", 1, "/readyz", 5)] * times
+
+
+def test_waiting_has_an_end():
+    """Nobody there for as long as it may wait is a no."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        closed = free.getsockname()[1]
+
+    assert not ask_until("127.0.0.1", closed, "/readyz", 5, 0.25).ok
