@@ -19,8 +19,6 @@ import signal
 import ssl
 from typing import TYPE_CHECKING, Any, Self
 
-from aiohttp import web
-
 from proxy import __version__
 from proxy.core.budget import RetryBudget
 from proxy.core.chains import ChainStore
@@ -35,6 +33,7 @@ from proxy.downstream.bodies import BodyLimits
 from proxy.downstream.deadlines import FrontRunner, build_runner
 from proxy.downstream.driver import Services, Timing
 from proxy.downstream.hosts import host_guard, is_loopback
+from proxy.downstream.listener import LastCallSite
 from proxy.downstream.server import Front, FrontSettings
 from proxy.downstream.shadow import Shadow
 from proxy.errors import ConfigError
@@ -49,6 +48,8 @@ from proxy.upstream.tasks import cancel_and_wait, spawn
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
+
+    from aiohttp import web
 
     from proxy.config import Config
     from proxy.core.history import Head
@@ -157,7 +158,7 @@ class Turnwire:
         await runner.setup()
         self._stack.push_async_callback(runner.cleanup)
         try:
-            await web.TCPSite(runner, host, port).start()
+            await LastCallSite(runner, host, port).start()
         except OSError as error:
             raise ConfigError(
                 f"can't listen on {host}:{port} ({error.strerror or error}); choose another"

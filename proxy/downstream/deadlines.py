@@ -16,6 +16,7 @@ nobody will read.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,14 +27,15 @@ from proxy.downstream.refusals import refusal
 from proxy.errors import FramingUnsupported
 
 if TYPE_CHECKING:
-    import asyncio
-
     from aiohttp import StreamReader
     from aiohttp.http_parser import RawRequestMessage
 
 _OTHER_VERSION: Final = web.RequestKey("other_version", bool)
 _TOO_SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
+# A new connection whose request is still on its way is waited for so long before the end.
+_FIRST_WORDS_S: Final = 1.0
+_BETWEEN_LOOKS_S: Final = 0.01
 _AT_ONCE_S: Final = 0.001  # aiohttp takes a timeout of 0 for none at all
 
 
@@ -67,15 +69,41 @@ def build_runner(
 class FrontRunner(web.AppRunner):
     """An AppRunner whose server makes our protocol instead of aiohttp's."""
 
-    __slots__ = ("_header_timeout_s",)
+    __slots__ = ("_first_words_s", "_header_timeout_s")
 
     def __init__(self, app: web.Application, *, header_timeout_s: float, **kwargs: Any) -> None:
         super().__init__(app, **kwargs)
         self._header_timeout_s = header_timeout_s
+        self._first_words_s = _FIRST_WORDS_S
 
     def hurry(self) -> None:
-        """Let `cleanup` wait for no handler."""
+        """Let `cleanup` wait for nobody."""
         self._shutdown_timeout = _AT_ONCE_S
+        self._first_words_s = 0.0
+
+    async def cleanup(self) -> None:
+        """
+        Stop listening, let requests that are on their way arrive, wait for handlers, close.
+
+        aiohttp would close a connection that has not said anything yet as an idle one.
+        """
+        for site in tuple(self.sites):
+            await site.stop()
+        await self._hear_out_newcomers()
+        await super().cleanup()
+
+    async def _hear_out_newcomers(self) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._first_words_s
+        while loop.time() < deadline:
+            # First, since a loop may have accepted what its protocol has not heard of yet.
+            await asyncio.sleep(_BETWEEN_LOOKS_S)
+            if not self._has_newcomer():
+                return
+
+    def _has_newcomer(self) -> bool:
+        connections = self.server.connections if self.server is not None else ()
+        return any(isinstance(each, _Handler) and each.is_new for each in connections)
 
     async def _make_server(self) -> web.Server:
         server = await super()._make_server()
@@ -154,6 +182,11 @@ class _Handler(web.RequestHandler):
         self._head_timer: asyncio.TimerHandle | None = None
         self._head_begun = False
         self._body: StreamReader = EMPTY_PAYLOAD  # that of the latest request
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the connection is open, and the head of its first request is still awaited."""
+        return self.transport is not None and not self._request_count
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)

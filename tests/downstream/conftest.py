@@ -18,6 +18,7 @@ def pytest_asyncio_loop_factories(
 ) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Name the loops that each test of this folder is run on."""
     factories = {"asyncio": asyncio.new_event_loop}
-    if item.path.name == "test_stream.py" and importlib.util.find_spec("uvloop"):
+    on_both = item.path.name in ("test_listener.py", "test_stream.py")
+    if on_both and importlib.util.find_spec("uvloop"):
         factories["uvloop"] = importlib.import_module("uvloop").new_event_loop
     return factories
