@@ -193,9 +193,13 @@ def _demo(arguments: list[str]) -> int:
 
 def _bench(arguments: list[str]) -> int:
     """Run the benchmark."""
-    parser = _parser("bench", "turn: whole turns; relay: events; agent: over emulated networks.")
+    parser = _parser(
+        "bench",
+        "turn: whole turns; relay: events; chat: turns of Chat Completions beside those of"
+        " Responses; agent: over emulated networks.",
+    )
     parser.add_argument(
-        "part", nargs="?", default="all", choices=("turn", "relay", "agent", "all"),
+        "part", nargs="?", default="all", choices=("turn", "relay", "chat", "agent", "all"),
         help="what to measure (%(default)s)",
     )  # fmt: skip
     parser.add_argument(

@@ -605,7 +605,7 @@ class Config(Section):
         default=8788, ge=0, le=65535, description="Port of the admin listener; 0 takes a free one."
     )
     chat_completions: Literal["translate", "passthrough"] = Field(
-        default="passthrough",
+        default="translate",
         description="What becomes of `/v1/chat/completions`: turns like any other where that loses "
         "nothing, or plain HTTP.",
     )

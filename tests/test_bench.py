@@ -21,6 +21,7 @@ from proxy.bench.bodies import (
     NUMBER_MARK,
     RESPONSE_MARK,
     STAMP_MARK,
+    make_chat_parts,
     make_parts,
     make_templates,
 )
@@ -33,6 +34,8 @@ from proxy.bench.load import Bench, Client, Programs, Upstream, find_programs
 from proxy.bench.samples import Sample, Samples, Spread, spread, worst
 from proxy.bench.ways import Way
 from proxy.cli import main
+from proxy.simulator.answers import MEANINGFUL_SETTINGS, Context
+from proxy.simulator.chat import context_of as chat_context
 
 ROOT = Path(__file__).resolve().parent.parent
 HAS_COMPILER = shutil.which(os.environ.get("CC", "cc")) is not None
@@ -160,6 +163,9 @@ def full_samples():
         for cell, factor in (("10 KB", 1), ("1 MB", 4), ("10 MB", 9)):
             values = {"turn_us": us * factor, "cpu_us": us * factor, "upstream_bytes": 1000.0}
             samples.add(turns.PART, way, cell, 0, **values)
+    for api, us in ((turns.RESPONSES, 100.0), (turns.CHAT, 120.0)):
+        for cell in ("10 KB", "1 MB"):
+            samples.add(turns.CHAT_PART, api, cell, 0, cpu_us=us)
     for way, cpu_us in ((Way.TURNWIRE, 1.0), (Way.NGINX, 0.75), (Way.NAIVE, 25.0)):
         samples.add(relays.BURST, way, "1 stream", 0, cpu_us=cpu_us)
     for way, us in ((Way.STRAIGHT, 5.0), (Way.TURNWIRE, 60.0), (Way.NGINX, 60.0)):
@@ -187,6 +193,8 @@ def test_every_goal_finds_its_figure():
         "whole turn, 1 MB / plain HTTP proxy": 0.5,
         "whole turn, history 10 KB to 1 MB": 4.0,
         "bytes sent upstream, history 10 KB to 10 MB": 1.0,
+        "CPU of a turn, 10 KB: Chat Completions / Responses": 1.2,
+        "the same, 1 MB": 1.2,
         "finding 1 of 10,000 conversations / receiving 1 MB": 0.04,
         "state kept per stored turn": 900.0,
         "warm turn, RTT 50 ms: first event / RTT": 1.1,
@@ -199,6 +207,7 @@ def test_goals_and_gates_name_cells_that_are_measured():
     """No goal waits for a length, a burst or a link that the full run does not have."""
     assert {"10 KB", "1 MB", "10 MB"} <= {size.name for size in turns.SIZES}
     assert {"10 KB", "1 MB"} <= {size.name for size in turns.GATE_SIZES}
+    assert {"10 KB", "1 MB"} <= {size.name for size in turns.CHAT_SIZES}
     assert "50 ms, 100 Mbit/s" in {shape.name for shape in agents.SHAPES}
     assert all(gate.measure(full_samples()) is not None for gate in GATES)
 
@@ -236,7 +245,7 @@ def test_the_table_of_goals_has_a_row_for_each():
 
     assert len(rows) == len(GOALS)
     assert rows[0][1:] == (">= 50.0%", ">= 70.0%", "75.0%", "75.0% - 75.0%", "as hoped")
-    assert rows[11][1:] == ("<= 80.0 MB", "<= 60.0 MB", "70.0 MB", "70.0 MB - 70.0 MB", "reached")
+    assert rows[13][1:] == ("<= 80.0 MB", "<= 60.0 MB", "70.0 MB", "70.0 MB - 70.0 MB", "reached")
 
 
 def test_the_document_is_plain_json():
@@ -264,6 +273,19 @@ def test_a_body_is_json_with_about_the_history_asked_for(size):
     assert NONCE_MARK in first["input"][0]["content"][0]["text"]
     assert first["stream"] is True
     assert first["store"] is False
+
+
+def test_chat_bodies_say_what_those_of_responses_say():
+    """Both conversations are one and the same, whatever number of follow-ups they have."""
+    plain, chat = (make(10_000) for make in (make_parts, make_chat_parts))
+    one, other = json.loads(plain.body(2)), json.loads(chat.body(2))
+    instructions = {"role": "system", "content": one["instructions"]}
+    settings = {key: one[key] for key in MEANINGFUL_SETTINGS if key in one}
+    del settings["instructions"]
+
+    expected = Context.of(settings, [instructions, *one["input"]])
+    assert chat_context(other).digest == expected.digest
+    assert other["stream"] is True
 
 
 def test_every_call_of_a_history_has_its_output():
@@ -483,6 +505,19 @@ def test_load_programs_understand_each_other(tmp_path, upstream, client):
         assert stats["turns"] == 12
         assert (stats["strays"], stats["upgrades"]) == (0, 0)
         assert stats["bytes"] > 3 * (first.body_bytes + 2 * burst.body_bytes)
+
+
+@pytest.mark.parametrize("client", LOADS)
+def test_turns_of_either_api_are_measured_side_by_side(tmp_path, client):
+    """Every follow-up turn is a delta, in Chat Completions as in Responses."""
+    samples = Samples()
+    bench = Bench(programs(LOADS[0], client), tmp_path)
+    turns.measure_chat(bench, 0, samples, (turns.Size("tiny", 2000, 1, 2),))
+
+    assert samples.ways(turns.CHAT_PART) == [turns.RESPONSES, turns.CHAT]
+    for api in (turns.RESPONSES, turns.CHAT):
+        assert samples.median(turns.CHAT_PART, api, "tiny", "delta_share") == 1.0
+        assert samples.median(turns.CHAT_PART, api, "tiny", "turn_us") > 0
 
 
 @pytest.mark.parametrize("load", LOADS)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from proxy import config
-from proxy.core import reasons
+from proxy.core import chat_fields, reasons
 from proxy.observe import metrics
 
 README = Path(__file__).parents[1] / "README.md"
@@ -21,6 +21,7 @@ TABLES = {
     "settings": config.reference_table,
     "metrics": metrics.reference_table,
     "reasons": reasons.reference_table,
+    "chat-fields": chat_fields.reference_table,
 }
 
 

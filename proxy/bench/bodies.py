@@ -44,13 +44,14 @@ class Parts:
     The parts of which the client makes its bodies.
 
     A body is `prefix`, then for each follow-up turn a comma, `echo`, a comma and `item`, then
-    `suffix`.
+    `suffix`. With `is_chat` it is one of Chat Completions.
     """
 
     prefix: bytes
     suffix: bytes
     echo: bytes
     item: bytes
+    is_chat: bool = False
 
     def body(self, follow_ups: int = 0) -> bytes:
         """Return the body of a turn, with its placeholders in it."""
@@ -88,6 +89,39 @@ def make_parts(history_bytes: int) -> Parts:
         echo=_json(_answer_item()),
         item=_json(_user(_text(rng, NEW_ITEM_BYTES))),
     )
+
+
+def make_chat_parts(history_bytes: int) -> Parts:
+    """Return the parts of the same conversation in Chat Completions, message by message."""
+    plain = make_parts(history_bytes)
+    body = json.loads(plain.body())
+    messages = [{"role": "system", "content": body["instructions"]}]
+    messages += [_message(item) for item in body["input"]]
+    tools = [
+        {"type": "function", "function": {key: tool[key] for key in tool if key != "type"}}
+        for tool in body["tools"]
+    ]
+    tail = {"tools": tools, "tool_choice": "auto", "parallel_tool_calls": False}
+    tail |= {"reasoning_effort": "low", "stream": True}
+    return Parts(
+        prefix=b'{"model":"gpt-5.2","messages":' + _json(messages)[:-1],
+        suffix=b"]," + _json(tail)[1:],
+        echo=_json({"role": "assistant", "content": _ANSWER_TEXT}),
+        item=_json(_message(json.loads(plain.item))),
+        is_chat=True,
+    )
+
+
+def _message(item: dict[str, Any]) -> dict[str, Any]:
+    """Return the Chat message of an item."""
+    match item["type"]:
+        case "function_call":
+            called = {"name": item["name"], "arguments": item["arguments"]}
+            call = {"id": item["call_id"], "type": "function", "function": called}
+            return {"role": "assistant", "content": None, "tool_calls": [call]}
+        case "function_call_output":
+            return {"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]}
+    return {"role": item["role"], "content": item["content"][0]["text"]}
 
 
 def make_templates(event_bytes: int = EVENT_BYTES) -> bytes:

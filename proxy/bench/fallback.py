@@ -272,8 +272,9 @@ async def serve_upstream(templates: bytes) -> None:
 class Clients:
     """All streams, what they send, and what they saw since the last command."""
 
-    def __init__(self, port: int, per_key: int, folder: Path) -> None:
+    def __init__(self, port: int, per_key: int, folder: Path, *, is_chat: bool = False) -> None:
         self.port = port
+        self.is_chat = is_chat
         self.per_key = per_key
         self.prefix, self.suffix, self.echo, self.item = (
             (folder / name).read_bytes() for name in ("prefix", "suffix", "echo", "item")
@@ -393,8 +394,9 @@ class ClientProtocol(asyncio.Protocol):
     def _send(self) -> None:
         clients = self._clients
         key = f"{os.getpid()}-{clients.generation}-{self._number // clients.per_key}"
+        path = "/v1/chat/completions" if clients.is_chat else "/v1/responses"
         head = (
-            f"POST /v1/responses HTTP/1.1\r\nHost: 127.0.0.1:{clients.port}\r\n"
+            f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{clients.port}\r\n"
             f"Authorization: Bearer sk-bench-{key}\r\nAccept: text/event-stream\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(self.body)}\r\n\r\n"
         )
@@ -442,8 +444,22 @@ class ClientProtocol(asyncio.Protocol):
     def _read_events(self, now_ns: int) -> None:
         *events, rest = bytes(self._stream).split(b"\n\n")
         self._stream[:] = rest
+        take = self._take_chunk if self._clients.is_chat else self._take_event
         for event in events:
-            self._take_event(event, now_ns)
+            take(event, now_ns)
+
+    def _take_chunk(self, chunk: bytes, now_ns: int) -> None:
+        """Chunks have no stamps: the latency of one is the time since its turn began."""
+        clients, since_us = self._clients, (now_ns - self._began_ns) / 1e3
+        if self._has_ended or not chunk.startswith(b"data: "):
+            raise LoadFailed(f"not a chunk: {chunk[:300]!r}")
+        if self._next >= clients.skip:
+            clients.event_us.append(since_us)
+        if not self._next:
+            clients.first_us.append(since_us)
+        self._next += 1
+        clients.events += 1
+        self._has_ended = chunk == b"data: [DONE]"
 
     def _take_event(self, event: bytes, now_ns: int) -> None:
         clients = self._clients
@@ -482,9 +498,11 @@ def _number_after(event: bytes, pattern: re.Pattern[bytes]) -> int:
     return int(found[1])
 
 
-async def run_clients(port: int, streams: int, per_key: int, folder: Path) -> None:
+async def run_clients(
+    port: int, streams: int, per_key: int, folder: Path, *, is_chat: bool = False
+) -> None:
     """Obey standard input until its end."""
-    clients = Clients(port, per_key, folder)
+    clients = Clients(port, per_key, folder, is_chat=is_chat)
     await clients.open(streams)
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
@@ -497,7 +515,8 @@ def _main(arguments: Sequence[str]) -> None:
     if name == "upstream":
         work = serve_upstream(Path(rest[0]).read_bytes())
     else:
-        work = run_clients(int(rest[0]), int(rest[1]), int(rest[2]), Path(rest[3]))
+        numbers = (int(rest[0]), int(rest[1]), int(rest[2]))
+        work = run_clients(*numbers, Path(rest[3]), is_chat=rest[4:] == ["chat"])
     with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=loop_factory()) as r:
         r.run(work)
 

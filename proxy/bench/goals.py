@@ -153,6 +153,12 @@ def growth(value: str, small: str, large: str) -> Measure:
     )
 
 
+def chat_ratio(cell: str) -> Measure:
+    """CPU of a translated turn of Chat Completions, divided by that of the same in Responses."""
+    above, below = ((turns.CHAT_PART, api, cell, "cpu_us") for api in (turns.CHAT, turns.RESPONSES))
+    return _ratio(above, below)
+
+
 def lookup_share(samples: Samples) -> Spread | None:
     """Finding a conversation, divided by the CPU of receiving the body."""
     return worst(
@@ -205,6 +211,10 @@ GOALS = (
         "bytes sent upstream, history 10 KB to 10 MB", 1.05, 1.0049, Unit.TIMES,
         growth("upstream_bytes", "10 KB", "10 MB"),
     ),
+    Goal("CPU of a turn, 10 KB: Chat Completions / Responses", 1.5, 1.2, Unit.TIMES,
+        chat_ratio("10 KB"),
+    ),
+    Goal("the same, 1 MB", 1.5, 1.0, Unit.TIMES, chat_ratio("1 MB")),
     Goal(
         "finding 1 of 10,000 conversations / receiving 1 MB", 0.08, 0.04, Unit.PERCENT,
         lookup_share,

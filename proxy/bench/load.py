@@ -174,10 +174,11 @@ class Client:
     def __init__(
         self, bench: Bench, port: int, parts: Parts, *, streams: int = 1, streams_per_key: int = 16
     ) -> None:
-        folder = bench.folder / f"parts-{len(parts.prefix)}"
+        folder = bench.folder / f"parts-{len(parts.prefix)}{'-chat' if parts.is_chat else ''}"
         if not folder.exists():
             parts.write(folder)
         arguments = [str(port), str(streams), str(streams_per_key), str(folder)]
+        arguments += ["chat"] if parts.is_chat else []
         self._child = bench.start([*bench.programs.client, *arguments], Role.CLIENT)
 
     def __enter__(self) -> Self:

@@ -52,6 +52,8 @@ def tables(samples: Samples) -> list[Table]:
         _added(samples, turns.PART, "turn_us", "added to a whole turn, us"),
         _grid(samples, turns.PART, "cpu_us", "CPU per turn, us"),
         _grid(samples, turns.PART, "upstream_bytes", "bytes sent upstream per turn, KB", 1e-3),
+        _grid(samples, turns.CHAT_PART, "turn_us", "whole turn in either API, us"),
+        _grid(samples, turns.CHAT_PART, "cpu_us", "CPU per turn in either API, us"),
         _grid(samples, relays.BURST, "rate", "relay in bursts, thousand events/s", 1e-3),
         _grid(samples, relays.BURST, "cpu_us", "the same, CPU per event, us", decimals=2),
         _grid(samples, relays.PACED, "p50_us", "latency of an event at a pace, p50, us"),

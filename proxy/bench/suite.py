@@ -52,8 +52,10 @@ def main(arguments: argparse.Namespace) -> int:
     """
     Run the benchmark; return the exit status: 1 if it failed, or a gate did not hold.
 
-    `arguments` has `part` (turn, relay, agent or all), `rounds` (None for the default), `quick`,
-    `gate`, `realtime`, `python_load`, and `json` and `plot` (paths or None). Raises ConfigError.
+    `arguments` has `part` (turn, relay, chat, agent or all), `rounds` (None for the default),
+    `quick`, `gate`, `realtime`, `python_load`, and `json` and `plot` (paths or None).
+
+    Raises ConfigError.
     """
     if arguments.rounds is None:
         arguments.rounds = 1 if arguments.quick else DEFAULT_ROUNDS
@@ -117,6 +119,11 @@ def _steps(
         yield from _turn_steps(bench, samples, round_, quick=quick)
     if part in ("relay", "all"):
         yield from _relay_steps(bench, samples, round_, quick=quick)
+    if part in ("chat", "all"):
+        sizes = turns.QUICK_SIZES if quick else turns.CHAT_SIZES
+        yield Step(
+            "turns, either API", lambda round_: turns.measure_chat(bench, round_, samples, sizes)
+        )
     if round_ >= _LONG_ROUNDS:
         return
     if part == "all":

@@ -15,17 +15,21 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from proxy.bench.bodies import make_parts
+from proxy.bench.bodies import make_chat_parts, make_parts
 from proxy.bench.children import cpu_s
 from proxy.bench.load import Client, Upstream
 from proxy.bench.ways import Way, running
 
 if TYPE_CHECKING:
+    from proxy.bench.bodies import Parts
     from proxy.bench.load import Bench, Turns
     from proxy.bench.samples import Samples
     from proxy.bench.ways import Running
 
-PART = "turn"
+PART, CHAT_PART = "turn", "chat"
+RESPONSES, CHAT = "responses", "chat completions"
+"""What stands for a way in `CHAT_PART`: the same turns through Turnwire, in either API."""
+
 _WARM_TURNS = 2
 # After its first turn Turnwire opens a spare connection in the background.
 _SETTLE_S = 0.03
@@ -48,6 +52,11 @@ SIZES = (
     Size("10 MB", 10_000_000, 1, 8),
 )
 QUICK_SIZES = (Size("10 KB", 10_000, 1, 3), Size("100 KB", 100_000, 1, 3))
+CHAT_SIZES = (
+    Size("10 KB", 10_000, 12, 20),
+    Size("100 KB", 100_000, 4, 25),
+    Size("1 MB", 1_000_000, 3, 16),
+)
 GATE_SIZES = (Size("10 KB", 10_000, 8, 8), Size("1 MB", 1_000_000, 2, 12))
 
 
@@ -61,10 +70,24 @@ def measure(
             samples.add(PART, way, size.name, round_, **_play(bench, upstream, proxy, size))
 
 
-def _play(bench: Bench, upstream: Upstream, proxy: Running, size: Size) -> dict[str, float | None]:
+def measure_chat(
+    bench: Bench, round_: int, samples: Samples, sizes: tuple[Size, ...] = CHAT_SIZES
+) -> None:
+    """Measure the same turns in both APIs, by turns, in one process. Raises BenchFailed."""
+    with Upstream(bench) as upstream, running(Way.TURNWIRE, bench, upstream.port) as proxy:
+        for size in (Size("warm-up", sizes[0].history_bytes, 1, 20), *sizes):
+            for name, make in ((RESPONSES, make_parts), (CHAT, make_chat_parts)):
+                told = _play(bench, upstream, proxy, size, make(size.history_bytes))
+                if size.name != "warm-up":
+                    samples.add(CHAT_PART, name, size.name, round_, **told)
+
+
+def _play(
+    bench: Bench, upstream: Upstream, proxy: Running, size: Size, parts: Parts | None = None
+) -> dict[str, float | None]:
     played: list[Turns] = []
     spent_s, seen = 0.0, Counter[str]()
-    with Client(bench, proxy.port, make_parts(size.history_bytes)) as client:
+    with Client(bench, proxy.port, parts or make_parts(size.history_bytes)) as client:
         for _ in range(size.conversations):
             client.begin()
             client.follow_up(_WARM_TURNS)

@@ -80,7 +80,7 @@ FIELDS = (
     FieldRow("web_search_options", _R, "a tool there, with results that chunks can't carry"),
     FieldRow("functions", _R, "replaced by `tools` long ago"),
     FieldRow("function_call", _R, "replaced by `tool_choice` long ago"),
-    FieldRow("input", _R, "beside `messages`; without them see `cursor_settings`"),
+    FieldRow("input", _R, "beside `messages`; without them the body is one of the Responses API"),
     FieldRow("other", _R, "a field that is not known"),
     FieldRow("messages.role", _T, "unchanged, but for `tool`; the legacy `function` is refused"),
     FieldRow("messages.content", _T, "a string, or a list of the parts below"),

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from proxy.core.chat_fields import Untranslatable
-from proxy.core.splice import elements, members
+from proxy.core.splice import elements, fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -88,12 +88,11 @@ def fields_of(raw: bytes, name: str) -> dict[str, bytes]:
     """
     Return the members of an object that are not null, each with its own bytes.
 
-    Raises Untranslatable(name) where `raw` is not an object, ValueError as `splice.members` does.
+    Raises Untranslatable(name) where `raw` is not an object, ValueError as `splice.fields` does.
     """
     if not raw.startswith(b"{"):
         raise Untranslatable(name)
-    found = ((member.key, raw[member.start : member.end]) for member in members(raw))
-    return {key: value for key, value in found if value != b"null"}
+    return {key: value for key, value in fields(raw).items() if value != b"null"}
 
 
 def text_of(raw: bytes | None, name: str) -> bytes:

@@ -109,6 +109,7 @@ _EVENT = msgspec.json.Decoder(_Event)
 _LIFECYCLE = msgspec.json.Decoder(_Lifecycle)
 _FINAL = msgspec.json.Decoder(_Final)
 _USAGE = msgspec.json.Decoder(_Usage | None)
+_ANY = msgspec.json.Decoder()
 _INCOMPLETE = msgspec.json.Decoder(_Incomplete | None)
 
 
@@ -183,6 +184,7 @@ class ChatReplyReader:
         self._items: dict[int, _Shown] = {}
         self._lacks_indices = False
         self._calls = 0
+        self._read: dict[bytes, _Piece | None] = {}
         # How a message begins that goes on as the one before, of which item, and into what.
         self._usual: bytes | tuple[()] = _NEVER
         self._usual_place: int | None = None
@@ -382,7 +384,7 @@ class ChatReplyReader:
 
     def _finish_item(self, shown: _Shown, raw: bytes) -> None:
         """Show what is left of an item that is done."""
-        piece = None if shown.is_done else _read_piece(raw)
+        piece = None if shown.is_done else self._piece(raw)
         shown.is_done = True
         if piece is None:
             return
@@ -391,6 +393,12 @@ class ChatReplyReader:
         self._show_left(self._text_flow(shown), piece.said)
         if piece.refusal != _EMPTY_TEXT:
             self._show_left(self._refusal_flow(shown), piece.refusal)
+
+    def _piece(self, raw: bytes) -> _Piece | None:
+        """Read an output item, which upstream tells of twice mostly."""
+        if raw not in self._read:
+            self._read[raw] = _read_piece(raw)
+        return self._read[raw]
 
     def _show_left(self, flow: _Flow, whole: bytes) -> None:
         if left := _left(whole, flow.seen):
@@ -430,7 +438,7 @@ class ChatReplyReader:
         if self._stream and not self._lacks_indices:
             for place, raw in enumerate(items):
                 self._finish_item(self._item_at(place), raw)
-        self._complete(final, [piece for raw in items if (piece := _read_piece(raw))])
+        self._complete(final, [piece for raw in items if (piece := self._piece(raw))])
         self.terminal = reader.terminal
 
     def _fail(self, refusal: Refusal) -> None:
@@ -640,7 +648,7 @@ def _read_message(content: bytes) -> _Piece:
 
 def _fields(raw: bytes) -> dict[str, bytes]:
     try:
-        return {member.key: raw[member.start : member.end] for member in splice.members(raw)}
+        return splice.fields(raw)
     except ValueError as error:
         raise ProtocolFault(f"unreadable message: {error}") from None
 
@@ -658,7 +666,13 @@ def _text(raw: msgspec.Raw) -> str | None:
 
 
 def _value(raw: bytes | None) -> object:
+    if raw is None:
+        return None
     try:
-        return None if raw is None else json.loads(raw)
+        return _ANY.decode(raw)
+    except (ValueError, RecursionError):
+        pass  # perhaps half an emoji
+    try:
+        return json.loads(raw)
     except (ValueError, RecursionError):
         return None

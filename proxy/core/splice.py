@@ -60,6 +60,7 @@ def _as_key(_kind: type, key: str) -> _Key:
     return _Key(key)
 
 
+_PLAIN = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _OBJECT = msgspec.json.Decoder(dict[_Key, msgspec.Raw], dec_hook=_as_key)
 _ARRAY = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -102,13 +103,34 @@ def members(text: bytes) -> list[Member]:
     return found
 
 
+def fields(text: bytes) -> dict[str, bytes]:
+    """
+    Return the own bytes of the value of each member of the JSON object `text`, by its key.
+
+    Raises ValueError as `members` does, at a tenth of its cost where the object is written without
+    white space and escapes in its keys: there the members that a dict keeps fill the whole text, so
+    none was lost in it.
+    """
+    try:
+        found = _PLAIN.decode(text)
+    except (ValueError, RecursionError):
+        found = {}
+    values = {key: bytes(raw) for key, raw in found.items()}
+    length = 1 + sum(len(key) + len(value) + 4 for key, value in values.items())
+    if length == len(text) and len(values) <= _MAX_MEMBERS:
+        return values
+    return {member.key: text[member.start : member.end] for member in members(text)}
+
+
 def elements(text: bytes) -> list[bytes]:
     """
     Return the bytes of each element of the JSON array `text`.
 
     Raises ValueError where `text` is not a JSON array.
     """
-    skimmed, _ = _skim(_ARRAY, text)
+    skimmed, shadowed = _skim(_ARRAY, text)
+    if not shadowed:
+        return [bytes(raw) for raw in skimmed]
     found: list[bytes] = []
     position = _after(_OPENING, text, 0)
     for raw in skimmed:

@@ -183,7 +183,7 @@ def _refusal(outer: dict[str, bytes], inner: dict[str, bytes], raw: bytes | None
 
 
 def _fields(text: bytes) -> dict[str, bytes]:
-    return {member.key: text[member.start : member.end] for member in splice.members(text)}
+    return splice.fields(text)
 
 
 def _value(raw: bytes | None) -> Any:

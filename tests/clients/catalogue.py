@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from clients import mishaps, npm, pip
+from clients import chat, mishaps, npm, pip
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from clients.rows import NotRun, Row
 
-ROWS: tuple[Row, ...] = (*npm.ROWS, *pip.ROWS, *mishaps.ROWS)
+ROWS: tuple[Row, ...] = (*npm.ROWS, *pip.ROWS, *chat.ROWS, *mishaps.ROWS)
 
 NOT_RUN: tuple[NotRun, ...] = (*npm.NOT_RUN, *pip.NOT_RUN)
 

@@ -31,7 +31,7 @@ from clients import install
 from clients.rows import MARKER, Ecosystem, Row, Same
 from clients.wiretap import Exchange, Wiretap
 from proxy.core.reasons import Mode
-from proxy.simulator import Simulator, SimulatorOptions
+from proxy.simulator import Simulator, SimulatorOptions, chat
 from proxy.simulator.answers import Context
 from proxy.simulator.errands import FILE_NAME
 from proxy.simulator.meaning import is_model_item, item_type
@@ -46,10 +46,11 @@ if TYPE_CHECKING:
 DRIVERS = Path(__file__).parent / "drivers"
 CLIENT_TIMEOUT_S = 180
 API_KEY = "sk-test-0123456789abcdef"
-TURN_PATHS = ("/v1/responses", "/responses")
+CHAT_PATH = "/v1/chat/completions"
+TURN_PATHS = ("/v1/responses", "/responses", CHAT_PATH)
 
 _FOUND_MARKER = re.compile(rf"{MARKER}-\d+-\d+")
-_RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[^"]+)"')
+_RESPONSE_ID = re.compile(rb'"id"\s*:\s*"((?:resp_|chatcmpl-)[^"]+)"')
 _KEPT_OUTPUT_CHARS = 4000
 
 # What any client may see of the system it runs on; nothing else is passed on.
@@ -120,7 +121,9 @@ async def run_row(row: Row) -> Result:
             simulator.faults.arm(*row.faults)
             straight = await drive(row, simulator.port)
         async with stack(
-            sim=SimulatorOptions(answers=row.answers), shutdown={"drain_timeout_s": 5}
+            sim=SimulatorOptions(answers=row.answers),
+            shutdown={"drain_timeout_s": 5},
+            chat_completions="translate",
         ) as running:
             running.sim.faults.arm(*row.faults)
             through = await drive(row, running.port)
@@ -245,7 +248,7 @@ def _comparable(row: Row, finals: Iterable[str]) -> list[object]:
 
 def judge_turns(result: Result, run: Run, running: Stack) -> None:
     """Every turn's status, mode, reason and context; and the gaps that were counted."""
-    records = {seen.response_id: seen for seen in running.sim.journal.turns}
+    records = {seen.response_id: seen for seen in running.sim.journal}
     result.turns = len(run.turns)
     result.bodies = [turn.body() for turn in run.turns]
     for turn in run.turns:
@@ -281,7 +284,7 @@ def _judge_mode(result: Result, turn: Exchange) -> None:
 
 
 def _goes_on(body: dict[str, Any]) -> bool:
-    items = body.get("input")
+    items = body.get("input", body.get("messages"))
     if body.get("previous_response_id"):
         return True
     return isinstance(items, list) and any(
@@ -296,11 +299,19 @@ def _judge_context(
     if turn.reply is None or not (found := _RESPONSE_ID.search(turn.reply.body)):
         return
     result.contexts += 1
-    seen = records.get(found[1].decode())
+    identity = found[1].decode()
+    # A translated answer has the id of the response that it was made of, with Chat's prefix.
+    seen = records.get(identity) or records.get(identity.replace("chatcmpl-", "resp_", 1))
     if seen is None:
         result.problems.append("a reply with a response that the simulator never gave")
         return
     body = json.loads(turn.body())
+    if "messages" in body:
+        asked = chat.context_of(body)
+        if asked.digest.hex() != seen.digest:
+            difference = _difference(asked.items, seen.context)
+            result.problems.append(f"another context upstream: {difference}")
+        return
     items = _resolved(body, seen, running)
     if body.get("previous_response_id"):
         same = seen.previous_response_id == body["previous_response_id"]

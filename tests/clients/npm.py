@@ -199,7 +199,6 @@ ROWS: tuple[Row, ...] = (
 )
 
 NOT_RUN: tuple[NotRun, ...] = (
-    NotRun("qwen-code 0.24.4", "speaks Chat Completions only, which passes through untouched"),
     NotRun("Crush", "its package fetches the program from GitHub when it is installed"),
     NotRun("goose", "is not on the registry"),
     NotRun("Cursor", "needs a desktop and an account; its known request is replayed in the tests"),

@@ -275,21 +275,4 @@ ROWS: tuple[Row, ...] = (
     ),
 )
 
-_CHAT_ONLY = "speaks Chat Completions only, which passes through untouched"
-
-NOT_RUN: tuple[NotRun, ...] = (
-    NotRun(
-        "DSPy 3.4.1",
-        "rewrites its one user message at every step, so that each turn is a conversation of its"
-        " own, and reads answers in a form of its own that the simulator does not write",
-    ),
-    *(
-        NotRun(title, _CHAT_ONLY)
-        for title in (
-            "aider 0.86.2",
-            "smolagents 1.26.0",
-            "Open Interpreter 0.4.3",
-            "Google ADK 2.13.0",
-        )
-    ),
-)
+NOT_RUN: tuple[NotRun, ...] = ()

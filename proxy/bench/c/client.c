@@ -1,13 +1,16 @@
 /*
  * The client of the benchmark: stateless agents that replay a growing history, from one thread.
  *
- *   usage: client PORT STREAMS STREAMS_PER_KEY FOLDER
+ *   usage: client PORT STREAMS STREAMS_PER_KEY FOLDER [chat]
  *
  * Every stream is one keep-alive connection with a conversation of its own. FOLDER has the parts
  * of which bodies are made: `prefix` (up to and including the last item of the history, with a
  * nonce to make conversations differ), `suffix` (from the end of the input on), `echo` (the
  * model's item as the client echoes it) and `item` (the new item of each turn). The body of the
  * n-th follow-up is the prefix, n times "," echo "," item, and the suffix.
+ *
+ * With `chat` bodies go to /v1/chat/completions, and what comes back are chunks. Those bear no
+ * stamps and no numbers: the latency of an event is then the time since its turn began.
  *
  * It does what standard input says, a command a line, and answers each with a line of JSON:
  *
@@ -49,6 +52,7 @@ typedef struct {
 } Stream;
 
 static int poller, port, stream_count, per_key;
+static bool is_chat;
 static long generation, running;
 static Stream *streams;
 static Buffer prefix, suffix, echo, item;
@@ -90,9 +94,10 @@ static void grow_conversation(Stream *s)
     size_t at = s->body.size;
     append(&s->body, echo.bytes, echo.size);
     char *id = memmem(s->body.bytes + at, echo.size, ITEM_MARK, strlen(ITEM_MARK));
-    if (!id)
+    if (!id && !is_chat)
         fail("the echo has no id");
-    memcpy(id + strlen("msg_"), s->item_id, ID_DIGITS);
+    if (id)
+        memcpy(id + strlen("msg_"), s->item_id, ID_DIGITS);
     append(&s->body, ",", 1);
     append(&s->body, item.bytes, item.size);
     append(&s->body, suffix.bytes, suffix.size);
@@ -133,10 +138,10 @@ static void begin_turn(Stream *s)
 {
     s->head_size = (size_t)sprintf(
         s->head,
-        "POST /v1/responses HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n"
+        "POST %s HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n"
         "Authorization: Bearer sk-bench-%d-%ld-%d\r\nAccept: text/event-stream\r\n"
         "Content-Type: application/json\r\nContent-Length: %zu\r\n\r\n",
-        port, (int)getpid(), generation, s->number / per_key, s->body.size);
+        is_chat ? "/v1/chat/completions" : "/v1/responses", port, (int)getpid(), generation, s->number / per_key, s->body.size);
     s->sent = 0;
     s->next_number = 0;
     s->has_ended = false;
@@ -166,6 +171,19 @@ static uint64_t number_at(const char *at)
     while (*at >= '0' && *at <= '9')
         value = value * 10 + (uint64_t)(*at++ - '0');
     return value;
+}
+
+static void take_chunk(Stream *s, const char *chunk, size_t size, uint64_t now)
+{
+    static const char name[] = "data: ", end[] = "data: [DONE]";
+    if (s->has_ended || size < sizeof name || memcmp(chunk, name, sizeof name - 1))
+        fail_reply("not a chunk", chunk, size);
+    if (s->next_number >= (uint64_t)skipped)
+        add(&event_us, now - s->began_ns);
+    if (!s->next_number++)
+        add(&first_us, now - s->began_ns);
+    s->events++;
+    s->has_ended = size == sizeof end - 1 && !memcmp(chunk, end, size);
 }
 
 static void take_event(Stream *s, const char *event, size_t size, uint64_t now)
@@ -198,7 +216,7 @@ static size_t take_events(Stream *s, const char *bytes, size_t size, uint64_t no
     size_t used = 0;
     const char *end;
     while ((end = memmem(bytes + used, size - used, "\n\n", 2))) {
-        take_event(s, bytes + used, (size_t)(end - bytes) - used, now);
+        (is_chat ? take_chunk : take_event)(s, bytes + used, (size_t)(end - bytes) - used, now);
         used = (size_t)(end - bytes) + 2;
     }
     return used;
@@ -413,8 +431,9 @@ static Buffer part(const char *folder, const char *name)
 
 int main(int count, char **arguments)
 {
-    if (count != 5)
+    if (count != 5 && count != 6)
         return 64;
+    is_chat = count == 6;
     signal(SIGPIPE, SIG_IGN);
     port = atoi(arguments[1]);
     stream_count = atoi(arguments[2]);

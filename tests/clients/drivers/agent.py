@@ -17,6 +17,7 @@ BASE_URL = os.environ["BASE_URL"]
 HOME = Path(os.environ["HOME"])
 KEY = os.environ["OPENAI_API_KEY"]
 MODE = os.environ.get("MODE", "")
+CHAT = os.environ.get("API") == "chat"  # Chat Completions in place of Responses
 PROMPT = "Say hi with the shell, then say it twice more and finish."
 AGAIN = "Again please."
 

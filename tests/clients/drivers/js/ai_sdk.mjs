@@ -1,16 +1,17 @@
 // The Vercel AI SDK 5, 6 or 7 with its own agent loop. MODE: generate | stream. STORE. SYSTEM: the
-// name of the option for instructions.
-import { BASE_URL, INSTRUCTIONS, KEY, MODE, MODEL, PROMPTS, STORE, final, use } from './common.mjs';
+// name of the option for instructions. API: chat for Chat Completions.
+import { BASE_URL, CHAT, INSTRUCTIONS, KEY, MODE, MODEL, PROMPTS, STORE, final, use } from './common.mjs';
 const { generateText, isStepCount, stepCountIs, streamText, tool } = await import('ai');
 const { createOpenAI } = await import('@ai-sdk/openai');
 const { z } = await import('zod');
 
 const inputSchema = z.object({ city: z.string() });
 const make = (name) => tool({ description: name, inputSchema, execute: async ({ city }) => use(name, city) });
-const openai = { reasoningSummary: 'auto', ...(STORE === undefined ? {} : { store: STORE }) };
+const openai = { ...(CHAT ? {} : { reasoningSummary: 'auto' }), ...(STORE === undefined ? {} : { store: STORE }) };
+const provider = createOpenAI({ baseURL: BASE_URL, apiKey: KEY });
 const messages = [];
 const options = {
-  model: createOpenAI({ baseURL: BASE_URL, apiKey: KEY })(MODEL),
+  model: CHAT ? provider.chat(MODEL) : provider(MODEL),
   tools: { get_weather: make('get_weather'), get_time: make('get_time') },
   messages,
   [process.env.SYSTEM ?? 'instructions']: INSTRUCTIONS,

@@ -18,6 +18,7 @@ export const BASE_URL = process.env.BASE_URL;
 export const KEY = process.env.OPENAI_API_KEY;
 export const MODEL = process.env.MODEL ?? 'gpt-5.2';
 export const MODE = process.env.MODE ?? '';
+export const CHAT = process.env.API === 'chat'; // Chat Completions in place of Responses
 export const STORE = process.env.STORE === undefined ? undefined : process.env.STORE === 'true';
 export const INSTRUCTIONS = 'Be brief.';
 export const PROMPTS = ['What are the weather and the time? \u2013 caf\u00e9 <b>&</b>', 'Again please.'];

@@ -1,7 +1,8 @@
 """
 GitHub's Copilot CLI with a provider of one's own and no login.
 
-MODE: `print` (each prompt in a process of its own) or `acp` (three prompts in one process).
+MODE: `print` (each prompt in a process of its own) or `acp` (three prompts in one process). API:
+chat for Chat Completions.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from acp import converse
-from agent import AGAIN, BASE_URL, KEY, MODE, PROMPT, binary, model, run, tell
+from agent import AGAIN, BASE_URL, CHAT, KEY, MODE, PROMPT, binary, model, run, tell
 
 os.environ |= {
     "COPILOT_PROVIDER_BASE_URL": BASE_URL,
     "COPILOT_PROVIDER_TYPE": "openai",
     "COPILOT_PROVIDER_API_KEY": KEY,
-    "COPILOT_PROVIDER_WIRE_API": "responses",
+    "COPILOT_PROVIDER_WIRE_API": "completions" if CHAT else "responses",
     "COPILOT_PROVIDER_TRANSPORT": "http",
     "COPILOT_MODEL": model("gpt-5.2"),
     "COPILOT_OFFLINE": "true",

@@ -1,4 +1,4 @@
-"""Factory's droid with a model of one's own. It takes one prompt a run."""
+"""Factory's droid with a model of one's own. It takes one prompt a run. API: chat."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from agent import BASE_URL, HOME, KEY, PROMPT, binary, model, run, tell, write
+from agent import BASE_URL, CHAT, HOME, KEY, PROMPT, binary, model, run, tell, write
 
 NAME = model("gpt-5.2")
 MODEL = {
@@ -16,7 +16,7 @@ MODEL = {
     "displayName": "simulated",
     "baseUrl": BASE_URL,
     "apiKey": KEY,
-    "provider": "openai",
+    "provider": "generic-chat-completion-api" if CHAT else "openai",
     "maxOutputTokens": 16_384,
 }
 os.environ |= {"FACTORY_API_KEY": "fk-none", "FACTORY_DISABLE_AUTO_UPDATE": "1"}

@@ -1,5 +1,5 @@
-// LangChain JS: ChatOpenAI on the Responses API. MODE: agent | loop. STREAM, ZDR, OUTPUT_VERSION.
-import { BASE_URL, INSTRUCTIONS, KEY, MODE, MODEL, PROMPTS, TOOLS, final, use } from './common.mjs';
+// LangChain JS: ChatOpenAI. MODE: agent | loop. STREAM, ZDR, OUTPUT_VERSION. API: chat for Chat Completions.
+import { BASE_URL, CHAT, INSTRUCTIONS, KEY, MODE, MODEL, PROMPTS, TOOLS, final, use } from './common.mjs';
 const { ChatOpenAI } = await import('@langchain/openai');
 const { HumanMessage } = await import('@langchain/core/messages');
 const { tool } = await import('@langchain/core/tools');
@@ -12,7 +12,7 @@ const model = new ChatOpenAI({
   model: MODEL,
   apiKey: KEY,
   configuration: { baseURL: BASE_URL },
-  useResponsesApi: true,
+  useResponsesApi: !CHAT,
   streaming: Boolean(process.env.STREAM),
   ...(process.env.ZDR ? { zdrEnabled: true } : {}),
   ...(process.env.OUTPUT_VERSION ? { outputVersion: process.env.OUTPUT_VERSION } : {}),

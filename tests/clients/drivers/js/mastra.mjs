@@ -1,5 +1,5 @@
-// Mastra's Agent on an AI SDK model. MODE: stream | generate.
-import { BASE_URL, INSTRUCTIONS, KEY, MODE, MODEL, PROMPTS, TOOLS, final, use } from './common.mjs';
+// Mastra's Agent on an AI SDK model. MODE: stream | generate. API: chat for Chat Completions.
+import { BASE_URL, CHAT, INSTRUCTIONS, KEY, MODE, MODEL, PROMPTS, TOOLS, final, use } from './common.mjs';
 process.env.MASTRA_TELEMETRY_DISABLED = '1';
 const { Agent } = await import('@mastra/core/agent');
 const { createTool } = await import('@mastra/core/tools');
@@ -12,11 +12,12 @@ const make = (id) => createTool({
   inputSchema: z.object({ city: z.string() }),
   execute: async (given) => use(id, given.city ?? given.context?.city),
 });
+const provider = createOpenAI({ baseURL: BASE_URL, apiKey: KEY });
 const agent = new Agent({
   id: 'weather',
   name: 'weather',
   instructions: INSTRUCTIONS,
-  model: createOpenAI({ baseURL: BASE_URL, apiKey: KEY })(MODEL),
+  model: CHAT ? provider.chat(MODEL) : provider(MODEL),
   tools: Object.fromEntries(TOOLS.map((id) => [id, make(id)])),
 });
 

@@ -1,11 +1,13 @@
 // @openai/agents. MODE: run | stream. VARIANT: list | session | previous | handoff | tool | parallel.
-import { BASE_URL, INSTRUCTIONS, KEY, MODE, MODEL, PROMPTS, STORE, TOOLS, final, use } from './common.mjs';
+// API: chat for Chat Completions.
+import { BASE_URL, CHAT, INSTRUCTIONS, KEY, MODE, MODEL, PROMPTS, STORE, TOOLS, final, use } from './common.mjs';
 process.env.OPENAI_API_KEY = KEY;
 process.env.OPENAI_BASE_URL = BASE_URL;
 process.env.OPENAI_AGENTS_DISABLE_TRACING = '1';
 const sdk = await import('@openai/agents');
 const { z } = await import('zod');
 sdk.setTracingDisabled(true);
+if (CHAT) sdk.setOpenAIAPI('chat_completions');
 
 const variant = process.env.VARIANT ?? 'list';
 const tools = TOOLS.map((name) => sdk.tool({

@@ -1,4 +1,8 @@
-"""pi. MODE: `print` (each prompt in a process of its own) or `rpc` (both in one process)."""
+"""
+pi. MODE: `print` (each prompt in a process of its own) or `rpc` (both in one process).
+
+API: chat for Chat Completions.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from agent import AGAIN, BASE_URL, HOME, KEY, MODE, PROMPT, binary, model, run, tell, write
+from agent import AGAIN, BASE_URL, CHAT, HOME, KEY, MODE, PROMPT, binary, model, run, tell, write
 
 NAME = model("gpt-5.2")
 COSTS = {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0}
@@ -23,7 +27,8 @@ MODEL = {
     "maxTokens": 32_000,
     "cost": COSTS,
 }
-PROVIDER = {"baseUrl": BASE_URL, "api": "openai-responses", "apiKey": KEY, "models": [MODEL]}
+API = "openai-completions" if CHAT else "openai-responses"
+PROVIDER = {"baseUrl": BASE_URL, "api": API, "apiKey": KEY, "models": [MODEL]}
 COMMAND = (binary("pi"), "--provider", "turnwire", "--model", NAME)
 
 

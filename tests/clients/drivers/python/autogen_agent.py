@@ -1,14 +1,56 @@
-"""AutoGen's OpenAIAgent, which is on Responses and chains by itself."""
+"""
+AutoGen's OpenAIAgent, which is on Responses and chains by itself.
+
+API: chat for its AssistantAgent on Chat Completions, MODE: stream.
+"""
 
 from __future__ import annotations
 
 import asyncio
 
+from autogen_agentchat.agents import AssistantAgent
 from autogen_agentchat.messages import TextMessage
 from autogen_core import CancellationToken
 from autogen_ext.agents.openai import OpenAIAgent
-from common import INSTRUCTIONS, MODEL, PROMPTS, final
+from autogen_ext.models.openai import OpenAIChatCompletionClient
+from common import (
+    BASE_URL,
+    CHAT,
+    INSTRUCTIONS,
+    KEY,
+    MODE,
+    MODEL,
+    PROMPTS,
+    add,
+    final,
+    get_weather,
+)
 from openai import AsyncOpenAI
+
+INFO = {
+    "vision": False,
+    "function_calling": True,
+    "json_output": True,
+    "family": "unknown",
+    "structured_output": True,
+}
+
+
+async def chat() -> None:
+    """All prompts in one conversation, on Chat Completions."""
+    agent = AssistantAgent(
+        "weather",
+        model_client=OpenAIChatCompletionClient(
+            model=MODEL, model_info=INFO, base_url=BASE_URL, api_key=KEY
+        ),
+        tools=[get_weather, add],
+        system_message=INSTRUCTIONS,
+        max_tool_iterations=5,
+        model_client_stream=MODE == "stream",
+        reflect_on_tool_use=False,
+    )
+    for prompt in PROMPTS:
+        final((await agent.run(task=prompt)).messages[-1].content)
 
 
 async def main() -> None:
@@ -26,4 +68,4 @@ async def main() -> None:
         final(reply.chat_message.content)
 
 
-asyncio.run(main())
+asyncio.run(chat() if CHAT else main())

@@ -12,6 +12,7 @@ os.environ["OPENAI_API_BASE"] = BASE_URL  # what litellm and its users read
 
 KEY = os.environ["OPENAI_API_KEY"]
 MODE = os.environ.get("MODE", "")
+CHAT = os.environ.get("API") == "chat"  # Chat Completions in place of Responses
 MODEL = os.environ.get("MODEL", "gpt-5.2")
 INSTRUCTIONS = "You are a terse weather agent. \u00dcn\u00efcode <system> & 'quotes'."
 PROMPTS = (
@@ -52,6 +53,11 @@ TOOLS = [
         },
     }
     for name, properties in _SCHEMAS.items()
+]
+
+CHAT_TOOLS = [
+    {"type": "function", "function": {key: tool[key] for key in tool if key != "type"}}
+    for tool in TOOLS
 ]
 
 

@@ -1,12 +1,19 @@
-"""Haystack's Agent on OpenAIResponsesChatGenerator. MODE: run, stream, stateless."""
+"""
+Haystack's Agent on OpenAIResponsesChatGenerator. MODE: run, stream, stateless.
+
+API: chat for OpenAIChatGenerator.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from common import BASE_URL, INSTRUCTIONS, MODE, MODEL, PROMPTS, add, final, get_weather
+from common import BASE_URL, CHAT, INSTRUCTIONS, MODE, MODEL, PROMPTS, add, final, get_weather
 from haystack.components.agents import Agent
-from haystack.components.generators.chat import OpenAIResponsesChatGenerator
+from haystack.components.generators.chat import (
+    OpenAIChatGenerator,
+    OpenAIResponsesChatGenerator,
+)
 from haystack.dataclasses import ChatMessage
 from haystack.tools import create_tool_from_function
 
@@ -21,8 +28,9 @@ def ignore(_: object) -> None:
     """Take what is streamed."""
 
 
+generator = OpenAIChatGenerator if CHAT else OpenAIResponsesChatGenerator
 agent = Agent(
-    chat_generator=OpenAIResponsesChatGenerator(model=MODEL, api_base_url=BASE_URL, **options),
+    chat_generator=generator(model=MODEL, api_base_url=BASE_URL, **options),
     tools=[create_tool_from_function(get_weather), create_tool_from_function(add)],
     system_prompt=INSTRUCTIONS,
     streaming_callback=ignore if MODE == "stream" else None,

@@ -1,9 +1,13 @@
-"""instructor in its Responses mode: an answer that does not validate is asked for again."""
+"""
+instructor in its Responses mode: an answer that does not validate is asked for again.
+
+API: chat for Chat Completions, MODE: the name of instructor's own mode.
+"""
 
 from __future__ import annotations
 
 import instructor
-from common import MODEL, PROMPTS, final
+from common import CHAT, MODE, MODEL, PROMPTS, final
 from openai import OpenAI
 from pydantic import BaseModel, field_validator
 
@@ -25,11 +29,12 @@ class Answered(BaseModel):
         return value
 
 
-client = instructor.from_openai(OpenAI(), mode=instructor.Mode.RESPONSES_TOOLS)
-found = client.responses.create(
-    input=[{"role": "user", "content": PROMPTS[0]}],
-    model=MODEL,
-    response_model=Answered,
-    max_retries=2,
-)
+asked = [{"role": "user", "content": PROMPTS[0]}]
+options = {"model": MODEL, "response_model": Answered, "max_retries": 2}
+if CHAT:
+    client = instructor.from_openai(OpenAI(), mode=instructor.Mode[MODE])
+    found = client.chat.completions.create(messages=asked, **options)
+else:
+    client = instructor.from_openai(OpenAI(), mode=instructor.Mode.RESPONSES_TOOLS)
+    found = client.responses.create(input=asked, **options)
 final(found.answer)

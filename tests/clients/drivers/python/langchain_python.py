@@ -1,5 +1,5 @@
 """
-LangChain: ChatOpenAI on the Responses API, with a langgraph agent.
+LangChain: ChatOpenAI with a langgraph agent. API: chat for Chat Completions.
 
 MODE: react, create (create_agent), previous (chained by itself). STREAM, VERSION (output version),
 STATELESS.
@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from common import INSTRUCTIONS, MODE, MODEL, PROMPTS, add, final, get_weather
+from common import CHAT, INSTRUCTIONS, MODE, MODEL, PROMPTS, add, final, get_weather
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
 STREAM = bool(os.environ.get("STREAM"))
-options: dict[str, Any] = {"use_responses_api": True, "streaming": STREAM}
+options: dict[str, Any] = {"use_responses_api": not CHAT, "streaming": STREAM}
 if version := os.environ.get("VERSION"):
     options["output_version"] = version
 if os.environ.get("STATELESS"):

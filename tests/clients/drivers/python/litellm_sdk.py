@@ -1,6 +1,6 @@
 """
 The litellm SDK. MODE: responses, stream, dump (history as plain dicts), bridge (Chat Completions
-in, Responses out), bridge-stream. STATELESS.
+in, Responses out), bridge-stream; chat, chat-stream, chat-dump (Chat Completions). STATELESS.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 from typing import Any
 
 import litellm
-from common import INSTRUCTIONS, MODE, MODEL, PROMPTS, TOOLS, call, final
+from common import CHAT_TOOLS, INSTRUCTIONS, MODE, MODEL, PROMPTS, TOOLS, call, final
 
 litellm.telemetry = False
 more: dict[str, Any] = {}
@@ -51,24 +51,20 @@ def converse() -> None:
         final("".join(value(part, "text") for part in value(messages[-1], "content")))
 
 
-def bridge() -> None:
-    """The tool loop on Chat Completions, which litellm turns into Responses."""
-    tools = [
-        {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
-        for tool in TOOLS
-    ]
+def chat(model: str) -> None:
+    """The tool loop on Chat Completions, which litellm may turn into Responses."""
     messages: list[Any] = [{"role": "system", "content": INSTRUCTIONS}]
     for prompt in PROMPTS:
         messages.append({"role": "user", "content": prompt})
         while True:
-            stream = MODE == "bridge-stream"
+            stream = MODE.endswith("-stream")
             found = litellm.completion(
-                model=f"openai/responses/{MODEL}", messages=messages, tools=tools, stream=stream
+                model=model, messages=messages, tools=CHAT_TOOLS, stream=stream
             )
             if stream:
                 found = litellm.stream_chunk_builder(list(found), messages=messages)
             message = found.choices[0].message
-            messages.append(message)
+            messages.append(message.model_dump() if MODE == "chat-dump" else message)
             if not message.tool_calls:
                 break
             for made in message.tool_calls:
@@ -77,4 +73,9 @@ def bridge() -> None:
         final(message.content)
 
 
-bridge() if MODE.startswith("bridge") else converse()
+if MODE.startswith("bridge"):
+    chat(f"openai/responses/{MODEL}")
+elif MODE.startswith("chat"):
+    chat(f"openai/{MODEL}")
+else:
+    converse()

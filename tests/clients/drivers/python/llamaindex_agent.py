@@ -1,6 +1,6 @@
 """
-LlamaIndex: FunctionAgent on OpenAIResponses. MODE: memory, forgetful (no memory is passed: the
-second prompt starts anew), stateless, plain (not streamed), track (chained by itself).
+LlamaIndex: FunctionAgent. MODE: memory, forgetful (no memory is passed: the second prompt starts
+anew), stateless, plain (not streamed), track (chained by itself). API: chat for Chat Completions.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from common import BASE_URL, INSTRUCTIONS, KEY, MODE, MODEL, PROMPTS, add, final, get_weather
+from common import BASE_URL, CHAT, INSTRUCTIONS, KEY, MODE, MODEL, PROMPTS, add, final, get_weather
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.memory import Memory
 from llama_index.core.tools import FunctionTool
 from llama_index.core.workflow import Context
-from llama_index.llms.openai import OpenAIResponses
+from llama_index.llms.openai import OpenAI, OpenAIResponses
 
 options: dict[str, Any] = {"model": MODEL, "api_base": BASE_URL, "api_key": KEY}
 if MODE == "stateless":
@@ -27,7 +27,7 @@ async def main() -> None:
     """All prompts in one conversation."""
     agent = FunctionAgent(
         tools=[FunctionTool.from_defaults(fn=get_weather), FunctionTool.from_defaults(fn=add)],
-        llm=OpenAIResponses(**options),
+        llm=OpenAI(**options) if CHAT else OpenAIResponses(**options),
         system_prompt=INSTRUCTIONS,
         streaming=MODE != "plain",
     )

@@ -1,7 +1,8 @@
 """
 The OpenAI Agents SDK. MODE: list, stream, stateless, session, nameless (reasoning without ids),
 previous (chained by itself), required (a tool is required first), structured, handoff, nested
-(handoff with its history as one text), parallel, tool (an agent as a tool).
+(handoff with its history as one text), parallel, tool (an agent as a tool). API: chat for Chat
+Completions.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from agents import (
     Runner,
     SQLiteSession,
     function_tool,
+    set_default_openai_api,
     set_tracing_disabled,
 )
-from common import INSTRUCTIONS, MODE, MODEL, PROMPTS, add, final, get_weather
+from common import CHAT, INSTRUCTIONS, MODE, MODEL, PROMPTS, add, final, get_weather
 from pydantic import BaseModel
 
 set_tracing_disabled(True)
+if CHAT:
+    set_default_openai_api("chat_completions")
 TOOLS = [function_tool(get_weather), function_tool(add)]
 STATELESS = ModelSettings(store=False, response_include=["reasoning.encrypted_content"])
 

@@ -1,6 +1,8 @@
 """
-pydantic-ai on the Responses API. MODE: run, stream, stateless, nameless (reasoning as text),
-previous (chained by itself), json (history kept as JSON), prompt (a system prompt), native.
+pydantic-ai. API: chat for Chat Completions.
+
+MODE: run, stream, stateless, nameless (reasoning as text), previous (chained by itself),
+json (history kept as JSON), prompt (a system prompt), native.
 """
 
 from __future__ import annotations
@@ -8,11 +10,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from common import INSTRUCTIONS, MODE, MODEL, PROMPTS, add, final, get_weather
+from common import CHAT, INSTRUCTIONS, MODE, MODEL, PROMPTS, add, final, get_weather
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput
 from pydantic_ai.messages import ModelMessagesTypeAdapter
-from pydantic_ai.models.openai import OpenAIResponsesModel, OpenAIResponsesModelSettings
+from pydantic_ai.models.openai import (
+    OpenAIChatModel,
+    OpenAIResponsesModel,
+    OpenAIResponsesModelSettings,
+)
 
 
 class Answered(BaseModel):
@@ -33,9 +39,8 @@ told = "system_prompt" if MODE == "prompt" else "instructions"
 more: dict[str, Any] = {told: INSTRUCTIONS}
 if MODE == "native":
     more["output_type"] = NativeOutput(Answered)
-agent = Agent(
-    OpenAIResponsesModel(MODEL), model_settings=SETTINGS.get(MODE), tools=[get_weather, add], **more
-)
+model = OpenAIChatModel(MODEL) if CHAT else OpenAIResponsesModel(MODEL)
+agent = Agent(model, model_settings=SETTINGS.get(MODE), tools=[get_weather, add], **more)
 
 
 async def drain(_: object, events: Any) -> None:

@@ -1,4 +1,8 @@
-"""Semantic Kernel's OpenAIResponsesAgent. MODE: chained (its default), stateless."""
+"""
+Semantic Kernel's OpenAIResponsesAgent. MODE: chained (its default), stateless.
+
+API: chat for its ChatCompletionAgent, MODE: run, stream.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,10 @@ import asyncio
 from typing import Any
 
 import common
-from common import INSTRUCTIONS, MODE, MODEL, PROMPTS, final
+from common import CHAT, INSTRUCTIONS, MODE, MODEL, PROMPTS, final
 from openai import AsyncOpenAI
-from semantic_kernel.agents import OpenAIResponsesAgent
+from semantic_kernel.agents import ChatCompletionAgent, OpenAIResponsesAgent
+from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
 from semantic_kernel.functions import kernel_function
 
 
@@ -24,6 +29,26 @@ class Tools:
     def add(self, a: float, b: float) -> str:
         """Add two numbers."""
         return common.add(a, b)
+
+
+async def chat() -> None:
+    """All prompts in one conversation, on Chat Completions."""
+    agent = ChatCompletionAgent(
+        service=OpenAIChatCompletion(ai_model_id=MODEL, async_client=AsyncOpenAI()),
+        name="weather",
+        instructions=INSTRUCTIONS,
+        plugins=[Tools()],
+    )
+    thread: Any = None
+    for prompt in PROMPTS:
+        text = ""
+        if MODE == "stream":
+            async for piece in agent.invoke_stream(messages=prompt, thread=thread):
+                text, thread = text + str(piece.content), piece.thread
+        else:
+            reply = await agent.get_response(messages=prompt, thread=thread)
+            text, thread = str(reply), reply.thread
+        final(text)
 
 
 async def main() -> None:
@@ -43,4 +68,4 @@ async def main() -> None:
         final(reply)
 
 
-asyncio.run(main())
+asyncio.run(chat() if CHAT else main())
