@@ -12,7 +12,7 @@ Turnwire: a local reverse proxy that turns stateless Responses requests into Web
 
 Who may import whom, from top to bottom (a machine checks it):
 
-    cli > bench > demo | launcher | doctor > agents | app > downstream | simulator
+    cli > bench > demo | launcher | doctor | top > agents | app > downstream | simulator
         > upstream > observe > config > core > errors
 
 `core` decides and does no I/O: it has no clock, no socket and no log, and its tests need no loop.

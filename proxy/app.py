@@ -17,6 +17,7 @@ import platform
 import secrets
 import signal
 import ssl
+import time
 from typing import TYPE_CHECKING, Any, Self
 
 from proxy import __version__
@@ -39,7 +40,9 @@ from proxy.downstream.shadow import Shadow
 from proxy.errors import ConfigError
 from proxy.observe import log as logging
 from proxy.observe.admin import Health, State, build_admin_app
+from proxy.observe.live import Live
 from proxy.observe.metrics import Metrics, watch_loop_lag
+from proxy.observe.page import add_page
 from proxy.upstream.connection import ConnectionSettings
 from proxy.upstream.passthrough import Passthrough
 from proxy.upstream.pool import Pool, PoolSettings
@@ -83,6 +86,7 @@ class Turnwire:
         self.log: Any = logging.get_logger()
         self.base_url = ""
         self.admin_url = ""
+        self.live: Live
         self._stack = contextlib.AsyncExitStack()
         self._front_runner: FrontRunner | None = None
 
@@ -129,13 +133,18 @@ class Turnwire:
 
     async def _start(self) -> None:
         config = self.config
-        lag = spawn(watch_loop_lag(self.metrics), name="watch-loop-lag")
-        self._stack.push_async_callback(cancel_and_wait, [lag])
+        self.live = self._make_live()
+        watching = [
+            spawn(watch_loop_lag(self.metrics), name="watch-loop-lag"),
+            spawn(self.live.keep_folding(), name="fold-turns"),
+        ]
+        self._stack.push_async_callback(cancel_and_wait, watching)
         admin = build_admin_app(self.metrics, self.health)
         if is_loopback(config.admin_host):
             security = config.security
             guard = host_guard(security.allowed_hosts, security.allowed_origins)
             admin.middlewares.insert(0, guard)
+        add_page(admin, self.live)
         self.admin_url = await self._listen(
             build_runner(admin, header_timeout_s=config.limits.header_timeout_s),
             config.admin_host,
@@ -151,6 +160,7 @@ class Turnwire:
             shutdown_timeout_s=config.shutdown.drain_timeout_s,
         )
         self.base_url = await self._listen(runner, config.host, config.port, "port") + "/v1"
+        self.live.tell(base_url=self.base_url)
         self.health.state = State.READY
 
     async def _listen(self, runner: web.AppRunner, host: str, port: int, setting: str) -> str:
@@ -176,7 +186,7 @@ class Turnwire:
         pool = Pool(
             pool_settings(config),
             ssl_context=tls if config.websocket_url.startswith("wss:") else None,
-            on_connect=self.metrics.connect,
+            on_connect=self._connected,
             log=self.log,
         )
         self._stack.push_async_callback(pool.close, 1.0)
@@ -221,9 +231,29 @@ class Turnwire:
             held=_held_by(pool.status) if shadow is None else _held_by(shadow.status),
             max_message_bytes=config.websocket.max_send_bytes,
         )
+        self.live.connections = pool.describe
         return Front(
-            front_settings(config, secret), services, planner, self.metrics, self.log, shadow
+            front_settings(config, secret),
+            services,
+            planner,
+            self.metrics,
+            self.log,
+            self.live.turn_finished,
+            shadow,
         )
+
+    def _make_live(self) -> Live:
+        config = self.config
+        about = {"version": __version__, "mode": config.mode, "upstream": config.upstream}
+        live = Live(about, asyncio.get_running_loop().time, time.time)
+        live.state = lambda: self.health.state.value
+        value = self.metrics.registry.get_sample_value
+        live.in_flight = lambda: int(value("turnwire_turns_in_flight") or 0)
+        return live
+
+    def _connected(self, result: str) -> None:
+        self.metrics.connect(result)
+        self.live.connect(result)
 
     def _shadow(self, services: Services) -> Shadow | None:
         """Make what shadow mode needs, if it is on."""

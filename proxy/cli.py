@@ -293,6 +293,22 @@ def _health(arguments: list[str]) -> int:
     return OK
 
 
+def _top(arguments: list[str]) -> int:
+    """Show what a running proxy does, in the terminal."""
+    parser = _settings_parser("top")
+    parser.add_argument("--once", action="store_true", help="print it one time, and end")
+    parser.add_argument(
+        "--interval", type=_positive_float, default=1.0, metavar="S", help="seconds (%(default)s)"
+    )
+    options, flags = _parsed(parser, arguments)
+    config = _loaded(options, flags).config
+    from proxy.top import main as show  # noqa: PLC0415  start-up time
+
+    return show(
+        config.admin_host, config.admin_port, once=options.once, interval_s=options.interval
+    )
+
+
 def _doctor(arguments: list[str]) -> int:
     """Look at all that has to be in order."""
     parser = _settings_parser("doctor")
@@ -341,6 +357,7 @@ class Command:
 COMMANDS = {
     "serve": Command("run the proxy", _serve),
     "run": Command("run an agent with a proxy of its own, which ends with it", _run_agent),
+    "top": Command("show what a running proxy does and saves; the page shows the same", _top),
     "health": Command("ask a running proxy whether it takes work", _health),
     "env": Command("print the lines that point an agent at the proxy", _env),
     "doctor": Command(
@@ -367,7 +384,6 @@ commands:
 {commands}
 
 Start it, and point an agent at it:
-
   turnwire serve
   export OPENAI_BASE_URL=http://127.0.0.1:8787/v1
 

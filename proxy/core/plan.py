@@ -44,14 +44,29 @@ class Continue:
     reason: Reason = Reason.CONTINUED
     gaps: tuple[Gap, ...] = ()
 
+    @property
+    def previous(self) -> str | None:
+        """The response that is continued."""
+        return self.head.response_id
+
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Send the whole history; `reason` is that of the chain that almost fitted, if there is one."""
+    """
+    Send the whole history; `reason` is that of `near`, the chain that almost fitted, if any.
+
+    An opening that was answered before is near to none: it may be a twin's as well as a retry.
+    """
 
     request: TurnRequest
     reason: Reason
     gaps: tuple[Gap, ...] = ()
+    near: Head | None = None
+
+    @property
+    def previous(self) -> str | None:
+        """The response of the chain that almost fitted."""
+        return self.near.response_id if self.near else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +78,11 @@ class FollowClient:
     reason: Reason = Reason.CLIENT_CHAINED
     gaps: tuple[Gap, ...] = ()
 
+    @property
+    def previous(self) -> str | None:
+        """The response that is continued."""
+        return self.head.response_id
+
 
 @dataclass(frozen=True, slots=True)
 class PassThrough:
@@ -72,6 +92,11 @@ class PassThrough:
     request: TurnRequest | None = None
     gaps: tuple[Gap, ...] = ()
     field: str | None = None
+
+    @property
+    def previous(self) -> str | None:
+        """None: nobody looked."""
+        return None
 
 
 Plan: TypeAlias = Continue | Start | FollowClient | PassThrough
@@ -123,7 +148,7 @@ class Planner:
         if (plan := self._attempt(principal, parsed, refusals)) is not None:
             return plan
         longest_first = sorted(refusals, key=lambda head: -head.item_count)
-        return self._start(parsed, [refusals[head] for head in longest_first])
+        return self._start(parsed, [(head, refusals[head]) for head in longest_first])
 
     def _attempt(
         self, principal: str, request: TurnRequest, refusals: dict[Head, Mismatch]
@@ -170,14 +195,16 @@ class Planner:
             return PassThrough(Reason.UNKNOWN_CHAIN, request)
         return FollowClient(request, head)
 
-    def _start(self, request: TurnRequest, refusals: Sequence[Mismatch]) -> Plan:
+    def _start(self, request: TurnRequest, refusals: Sequence[tuple[Head, Mismatch]]) -> Plan:
         if request.full_message_bytes > self.max_message_bytes:
             return PassThrough(Reason.TOO_LARGE, request)
         if not refusals:
             return Start(request, _unknown(request))
-        telling = next((r for r in refusals if r.reason is not Reason.REPEATED), refusals[0])
-        gaps = tuple(gap for refusal in refusals for gap in refusal.gaps)
-        return Start(request, telling.reason, gaps)
+        others = (each for each in refusals if each[1].reason is not Reason.REPEATED)
+        near, telling = next(others, refusals[0])
+        gaps = tuple(gap for _, refusal in refusals for gap in refusal.gaps)
+        is_opening = telling.reason is Reason.REPEATED and not _holds_answers(request)
+        return Start(request, telling.reason, gaps, None if is_opening else near)
 
 
 class _Search:
@@ -240,5 +267,8 @@ def _refusal(outcome: Match | Mismatch, held: Reason | None) -> Mismatch:
 
 def _unknown(request: TurnRequest) -> Reason:
     # A request that holds answers of the model continues something, though nothing known here.
-    has_answers = any(item.is_produced for item in request.items)
-    return Reason.HISTORY_CHANGED if has_answers else Reason.NEW_CONVERSATION
+    return Reason.HISTORY_CHANGED if _holds_answers(request) else Reason.NEW_CONVERSATION
+
+
+def _holds_answers(request: TurnRequest) -> bool:
+    return any(item.is_produced for item in request.items)

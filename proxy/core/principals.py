@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
 _DIGEST_BYTES = 16
-_LABEL_HEX = 8
+LABEL_HEX = 8
 _REMEMBERED = 1024
 
 
@@ -86,4 +86,4 @@ def _principal(own: tuple[tuple[str, str], ...], secret: bytes) -> Principal:
             digest.update(len(encoded).to_bytes(8, "big"))
             digest.update(encoded)
     key = digest.hexdigest()
-    return Principal(key=key, headers=own, label=key[:_LABEL_HEX])
+    return Principal(key=key, headers=own, label=key[:LABEL_HEX])

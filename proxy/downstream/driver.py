@@ -118,6 +118,11 @@ class Driver:
         self._response: web.StreamResponse | None = None
 
     @property
+    def response_id(self) -> str | None:
+        """The response that answers the turn, as far as that is known."""
+        return self._reader.response_id if self._reader else None
+
+    @property
     def _request(self) -> TurnRequest:
         return self._plan.request
 

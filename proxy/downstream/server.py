@@ -28,6 +28,7 @@ from proxy.downstream.driver import Driver, Services, mode_headers
 from proxy.downstream.hosts import check_host
 from proxy.downstream.refusals import refusal, refuse
 from proxy.errors import TurnwireError
+from proxy.observe.facts import TurnFacts
 from proxy.observe.log import log_turn
 from proxy.upstream.passthrough import check_loop
 from proxy.upstream.tunnel import tunnel
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from proxy.core.principals import Principal
     from proxy.core.request import Endpoint
     from proxy.downstream.shadow import Shadow
+    from proxy.observe.facts import Watch, Would
     from proxy.observe.metrics import Metrics
 
 # What is logged as the status of a turn whose client left before it had one (nginx's number).
@@ -78,9 +80,11 @@ class Front:
         planner: Planner,
         metrics: Metrics,
         log: Any,
+        watch: Watch,
         shadow: Shadow | None = None,
     ) -> None:
         self._settings = settings
+        self._watch = watch
         self._shadow = shadow
         self._services = services
         self._planner = planner
@@ -134,7 +138,7 @@ class Front:
         with Share(self._budget) as share:
             body = await read_body(request, self._settings.body_limits, share)
             record = _TurnRecord(
-                self._metrics, self._log, principal, len(body.decoded), loop.time()
+                self._metrics, self._log, self._watch, principal, len(body.decoded), loop.time()
             )
             self._metrics.turn_started()
             try:
@@ -147,14 +151,16 @@ class Front:
     ) -> web.StreamResponse:
         principal = record.principal
         plan = self._plan(principal, body, endpoint)
-        record.model = plan.request.envelope.model if plan.request else None
+        record.planned(plan)
         for gap in plan.gaps:
             for name in gap.fields:
                 self._metrics.gap(name)
             self._log.info("normalisation_gap", turn=record.turn_id, fields=list(gap.fields))
         if self._shadow is not None:
             record.passed_through(self._shadow.reason(plan))
-            response = await self._shadow.relay(request, body, principal, plan, record.turn_id)
+            response = await self._shadow.relay(
+                request, body, principal, plan, record.turn_id, record.would_be
+            )
             record.status = response.status
             return response
         if isinstance(plan, PassThrough):
@@ -185,21 +191,41 @@ class Front:
 
 
 class _TurnRecord:
-    """What is told of one turn when it is over: one log line, and the metrics."""
+    """What is told of one turn when it is over: one log line, the metrics, and whoever watches."""
 
     def __init__(
-        self, metrics: Metrics, log: Any, principal: Principal, bytes_in: int, read_at: float
+        self,
+        metrics: Metrics,
+        log: Any,
+        watch: Watch,
+        principal: Principal,
+        bytes_in: int,
+        read_at: float,
     ) -> None:
         self.turn_id = secrets.token_hex(16)
         self.principal = principal
         self.driver: Driver | None = None
         self.model: str | None = None
         self.status = CLIENT_CLOSED
+        self._previous: str | None = None
+        self._would: Would | None = None
+        self._response: str | None = None
+        self._watch = watch
         self._http_reason = Reason.UNPARSABLE
         self._metrics = metrics
         self._log = log
         self._bytes_in = bytes_in
         self._read_at = read_at
+
+    def planned(self, plan: Plan) -> None:
+        """Note what is known of the turn before it is sent."""
+        self.model = plan.request.envelope.model if plan.request else None
+        self._previous = plan.previous
+
+    def would_be(self, would: Would, response_id: str | None) -> None:
+        """Note what would have become of the turn, were it not for shadow mode."""
+        self._would = would
+        self._response = response_id
 
     def passed_through(self, reason: Reason) -> None:
         """Note that the turn was planned as plain HTTP."""
@@ -240,6 +266,28 @@ class _TurnRecord:
             model=self.model,
             resends=len(driver.turn.resends) if driver else 0,
             connection=driver.connection_id if driver else None,
+        )
+        self._watch(
+            TurnFacts(
+                turn_id=self.turn_id,
+                principal=self.principal.key,
+                label=self.principal.label,
+                mode=mode,
+                reason=reason,
+                status=self.status,
+                bytes_in=self._bytes_in,
+                bytes_up=bytes_up,
+                ended_at=now,
+                duration_s=duration_s,
+                first_event_s=first_event_s,
+                overhead_s=self._since_read(driver.sent_at if driver else None),
+                model=self.model,
+                resends=tuple(driver.turn.resends) if driver else (),
+                connection=driver.connection_id if driver else None,
+                previous=self._previous,
+                response=driver.response_id if driver else self._response,
+                would=self._would,
+            )
         )
 
     def _since_read(self, moment: float | None) -> float | None:

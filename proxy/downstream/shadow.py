@@ -28,6 +28,7 @@ from proxy.core.turn import State
 from proxy.core.verdicts import parse_error
 from proxy.downstream.decoding import Undecodable, make_decoder
 from proxy.downstream.driver import Services, make_turn, mode_headers
+from proxy.observe.facts import Would
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -80,40 +81,46 @@ class Shadow:
         return plan.reason if isinstance(plan, PassThrough) else Reason.SHADOW
 
     async def relay(
-        self, request: web.Request, body: Body, principal: Principal, plan: Plan, turn_id: str
+        self,
+        request: web.Request,
+        body: Body,
+        principal: Principal,
+        plan: Plan,
+        turn_id: str,
+        note: Callable[[Would, str | None], None],
     ) -> web.StreamResponse:
-        """Relay a turn as it came, and count what would have become of it. Raises as `relay`."""
+        """
+        Relay a turn as it came, and count what would have become of it. Raises as the relay does.
+
+        `note` is called with that, and with the id of the response that answered the turn.
+        """
         shadowed = None if isinstance(plan, PassThrough) else _ShadowTurn(self, principal, plan)
-        reason = self.reason(plan)
         decided = (Mode.HTTP, plan.reason) if shadowed is None else shadowed.decision
-        safe = plan.request is None or plan.request.envelope.replay_safe
+        headers = {**mode_headers(Mode.HTTP, self.reason(plan)), **_shadow_headers(*decided)}
         try:
             return await self.services.passthrough.relay(
                 request,
                 body=body.raw,
-                replayable=safe,
-                extra_headers={**mode_headers(Mode.HTTP, reason), **_shadow_headers(*decided)},
+                replayable=plan.request is None or plan.request.envelope.replay_safe,
+                extra_headers=headers,
                 tap=None if shadowed is None else shadowed.tap,
             )
         finally:
-            self._tell(turn_id, decided, shadowed, len(body.raw))
+            if shadowed is None:
+                would, response_id = Would(*decided, len(body.raw)), None
+            else:
+                would, response_id = shadowed.close(len(body.raw)), shadowed.response_id
+            self._tell(turn_id, would)
+            note(would, response_id)
 
-    def _tell(
-        self,
-        turn_id: str,
-        decided: tuple[Mode, Reason],
-        shadowed: _ShadowTurn | None,
-        raw_bytes: int,
-    ) -> None:
-        verdict = None if shadowed is None else shadowed.close()
-        mode, reason = decided
-        bytes_up = raw_bytes if shadowed is None or mode is Mode.HTTP else shadowed.bytes_up
-        self._metrics.shadow_turn(mode, reason, bytes_up=bytes_up, verdict=verdict)
-        told = {} if verdict is None else {"verdict": verdict.value}
+    def _tell(self, turn_id: str, would: Would) -> None:
+        mode, reason, verdict = would.mode.value, would.reason.value, would.verdict
+        self._metrics.shadow_turn(mode, reason, bytes_up=would.bytes_up, verdict=verdict)
+        told = {} if verdict is None else {"verdict": verdict}
         self._log.info(
-            "shadow", turn=turn_id, mode=mode.value, reason=reason.value, bytes_up=bytes_up, **told
+            "shadow", turn=turn_id, mode=mode, reason=reason, bytes_up=would.bytes_up, **told
         )
-        if verdict is Verdict.WRONG:
+        if verdict == Verdict.WRONG:
             self._log.warning("shadow_delta_wrong", turn=turn_id)
 
 
@@ -137,11 +144,16 @@ class _ShadowTurn:
         self._turn = make_turn(plan, shadow.services, shadow.clock)
         self._lease: ShadowLease | None = None
         self._answer: Answer | None = None
-        self.bytes_up = 0
+        self._bytes_up = 0
         self._turn.start()
         self._follow(self._turn.handle(self._acquire()))
         self.decision = (self._turn.mode, self._turn.reason)
         self.tap = ReplyTap(self, shadow.max_answer_bytes)
+
+    @property
+    def response_id(self) -> str | None:
+        """The response that answered the turn, if it can be continued."""
+        return self._answer.response_id if self._answer else None
 
     def _acquire(self) -> t.Event:
         want = None
@@ -179,8 +191,12 @@ class _ShadowTurn:
             case _:
                 self._follow(self._turn.handle(t.Ended()))
 
-    def close(self) -> Verdict | None:
-        """End the turn, also one whose reply broke off; judge it, if it would have been a delta."""
+    def close(self, raw_bytes: int) -> Would:
+        """
+        End the turn, also one whose reply broke off; judge it, if it would have been a delta.
+
+        `raw_bytes` is what goes up over plain HTTP.
+        """
         if self._turn.state is not State.CLOSED:
             self._follow(self._turn.handle(t.DownstreamClosed()))
         self._release(reusable=False, holds_answer=False)
@@ -190,7 +206,8 @@ class _ShadowTurn:
             self._shadow.opinions.note(
                 self._principal.key, self._answer.response_id, self._plan.request.body, output
             )
-        return verdict
+        mode, reason = self.decision
+        return Would(mode, reason, raw_bytes if mode is Mode.HTTP else self._bytes_up, verdict)
 
     def _judge(self) -> Verdict | None:
         if not isinstance(self._plan, Continue) or self.decision[0] is not Mode.DELTA:
@@ -208,7 +225,7 @@ class _ShadowTurn:
         for command in commands:
             match command:
                 case t.SendDelta() | t.SendFull() | t.SendAsIs() if not self._turn.resends:
-                    self.bytes_up = self._message_bytes(command)
+                    self._bytes_up = self._message_bytes(command)
                 case t.RecordHead():
                     self._record_head()
                 case t.ForgetHead() if isinstance(self._plan, Continue | FollowClient):

@@ -27,13 +27,18 @@ class Answer:
     text: str
 
 
+def reached_at(host: str) -> str:
+    """Return the address by which a listener on `host` is reached from this machine."""
+    return _REACHED_AT.get(host, host)
+
+
 def ask(host: str, port: int, path: str, timeout_s: float) -> Answer:
     """
     Ask the admin listener at `host` and `port` for `path`; never raises for what it meets.
 
     Any status but 200 is a no, and so is silence for `timeout_s`.
     """
-    connection = http.client.HTTPConnection(_REACHED_AT.get(host, host), port, timeout=timeout_s)
+    connection = http.client.HTTPConnection(reached_at(host), port, timeout=timeout_s)
     try:
         connection.request("GET", path)
         reply = connection.getresponse()

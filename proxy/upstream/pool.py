@@ -43,8 +43,10 @@ from proxy.core.connection_state import (
 )
 from proxy.core.cooldown import Cooldowns, Scope
 from proxy.core.leases import Evict, Grant, LeaseBook, LeaseLimits, Open, Refuse, Want
+from proxy.core.principals import LABEL_HEX
 from proxy.core.reasons import Reason
 from proxy.errors import LeaseRefused, UpgradeRefused, UpstreamError
+from proxy.observe.facts import ConnectionFacts
 from proxy.upstream.connection import ConnectionSettings, UpstreamConnection, open_connection
 from proxy.upstream.tasks import cancel_and_wait, spawn
 
@@ -182,6 +184,21 @@ class Pool:
     def counts(self) -> dict[str, int]:
         """Return the number of connections that are `connecting`, `busy`, `idle` and `spare`."""
         return self._book.counts()
+
+    def describe(self) -> list[ConnectionFacts]:
+        """Return what people may be told of each connection."""
+        now = self._clock()
+        return [
+            ConnectionFacts(
+                id=record.id,
+                state="spare" if record.is_spare else record.state.value,
+                label=record.principal[:LABEL_HEX],
+                age_s=now - record.opened_at,
+                left_s=max(0.0, min(record.retire_at - now, self._settings.life.max_age_s)),
+                turns=record.turns,
+            )
+            for record in self._book.records()
+        ]
 
     def cooldown_s(self, principal: Principal) -> float:
         """Return for how long no new connection will be tried for this principal; 0 if not."""
