@@ -52,12 +52,17 @@ Outcome = Refused | Served
 
 @dataclass(frozen=True)
 class Case:
-    """One stream of bytes, and what it must lead to."""
+    """One stream of bytes, and what it must lead to; some lead there by a deadline only."""
 
     name: str
     raw: bytes
     outcome: Outcome
     or_else: Outcome | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether the stream announces more than it has."""
+        return self.name in _ANNOUNCE_MORE
 
     def stream(self, target: str) -> bytes:
         """Return the bytes for a target."""
@@ -355,5 +360,12 @@ def _sequences() -> list[Case]:
         Case("a tunnel", b"CONNECT evil:443 HTTP/1.1\r\n" + HOST + b"\r\n", Refused()),
     ]
 
+
+_ANNOUNCE_MORE = {
+    "length: beyond 63 bits",
+    "a body shorter than it says",
+    "a body that never comes",
+    "a chunk that never ends",
+}
 
 CASES = [*_lengths(), *_codings(), *_chunks(), *_lines(), *_fields(), *_sequences()]

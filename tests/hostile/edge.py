@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hostile.ledger import Reply, Seen
     from proxy.app import Turnwire
 
-IMPATIENT = {"header_timeout_s": 0.15, "body_timeout_s": 0.15, "max_body_bytes": "1MiB"}
+IMPATIENT = {"header_timeout_s": 0.1, "body_timeout_s": 0.1}
 
 
 IN_FLIGHT = "turnwire_turns_in_flight"
@@ -42,7 +42,7 @@ class _Running:
 
     def __init__(self, upstream: Ledger | Rogue, **config: Any) -> None:
         self._upstream = upstream
-        self._config = {"limits": IMPATIENT} | config
+        self._config = config
         self._runner = asyncio.Runner()
         self._stack = contextlib.AsyncExitStack()
 

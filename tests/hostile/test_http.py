@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hostile.cases import CASES, SMUGGLED_TARGET, TEXT, Case, Outcome, Refused
-from hostile.edge import Edge
+from hostile.edge import IMPATIENT, Edge
 from hostile.ledger import KEY, LAST, Seen, answer_to
 
 if TYPE_CHECKING:
@@ -25,10 +25,23 @@ BYTE_BY_BYTE_UP_TO = 2000
 
 
 @pytest.fixture(scope="module")
-def edge() -> Iterator[Edge]:
-    """One proxy for all cases."""
+def patient() -> Iterator[Edge]:
+    """One proxy for all cases in which nothing is waited for."""
     with Edge() as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def impatient() -> Iterator[Edge]:
+    """One whose deadlines are short, for those that meet one."""
+    with Edge(limits=IMPATIENT) as running:
+        yield running
+
+
+@pytest.fixture
+def edge(case: Case, patient: Edge, impatient: Edge) -> Edge:
+    """The proxy for a case."""
+    return impatient if case.waits else patient
 
 
 def difference(
