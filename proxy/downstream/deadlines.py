@@ -202,8 +202,10 @@ class _Handler(web.RequestHandler):
             self._stop_head_timer()
             if not self._body.is_eof():
                 # What broke was a body. aiohttp queues its 400 behind the request, and tells the
-                # request nothing, which would wait for the rest until its deadline.
+                # request nothing, which would wait for the rest until its deadline. Said twice:
+                # a reader that was just woken by a chunk's end does not look before it waits again.
                 self._body.set_exception(_BrokenBody())
+                self._loop.call_soon(self._body.set_exception, _BrokenBody())
             self._body = self._messages[-1][1]
         elif not (is_body or self._head_timer or self._request_in_progress or self._messages):
             self._start_head_timer()

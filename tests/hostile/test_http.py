@@ -1,7 +1,7 @@
 """
 Row P1: the front reads HTTP in one way, or not at all.
 
-Every case of `cases` goes over a real socket in one piece and byte by byte, to the endpoint that
+Every case of `cases` goes over a real socket in one piece and in small ones, to the endpoint that
 is ours and to one that is relayed. What reached upstream, for whom, and what came back are checked
 to the last request.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from hostile.ledger import Reply
 
-BYTE_BY_BYTE_UP_TO = 2000
+PIECES_UP_TO = 2000
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +87,10 @@ def test_a_stream_is_read_in_one_way_or_refused(edge: Edge, case: Case, target: 
     check(edge, case, target, case.stream(target))
 
 
+@pytest.mark.parametrize("size", [1, 7], ids=["byte by byte", "in sevens"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_stream_is_read_alike_byte_by_byte(edge: Edge, case: Case) -> None:
+def test_a_stream_is_read_alike_in_pieces(edge: Edge, case: Case, size: int) -> None:
     """No boundary between two reads changes what a stream means."""
     stream = case.stream("/v1/responses")
-    size = 1 if len(stream) <= BYTE_BY_BYTE_UP_TO else 1000
-    check(edge, case, "/v1/responses", *(stream[i : i + size] for i in range(0, len(stream), size)))
+    step = size if len(stream) <= PIECES_UP_TO else 1000
+    check(edge, case, "/v1/responses", *(stream[i : i + step] for i in range(0, len(stream), step)))
