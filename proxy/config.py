@@ -378,7 +378,8 @@ class ChatConfig(Section):
     retry_refused_s: Seconds = Field(
         default=600,
         ge=0,
-        description="Seconds that a model which the Responses API refused is left to plain HTTP.",
+        description="Seconds that a model, or settings, which only the Responses API refused are "
+        "left to plain HTTP.",
     )
 
 

@@ -365,9 +365,15 @@ async def test_what_only_responses_refuses_is_answered_over_http(status, *, stre
         s.sim.faults.arm(fault)
         expected = await ask(straight, streamed=streamed)
 
-        assert await ask(proxied, streamed=streamed) == expected
-        [fact] = s.facts("turn")
-        assert (fact["mode"], fact["reason"]) == ("http", "translation_refused")
+        asked = [seen for seen in s.sim.journal if seen.raw]
+        for _ in range(2):
+            assert await ask(proxied, streamed=streamed) == expected
+        assert await ask(proxied, streamed=streamed, temperature=0.5) is not None
+        facts = [(fact["mode"], fact["reason"]) for fact in s.facts("turn")]
+        assert facts == [("http", "translation_refused")] * 3
+        more = [seen.transport for seen in s.sim.journal if seen.raw][len(asked) :]
+        ws, http = Transport.WS, Transport.HTTP
+        assert more == [ws, http, http, ws, http]  # asked once for each of the settings
 
 
 @STREAMED

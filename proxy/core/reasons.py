@@ -98,7 +98,7 @@ class Reason(enum.StrEnum):
     )
     TRANSLATION_REFUSED = (
         "translation_refused",
-        "upstream refused the translated request; Chat Completions may take it, or says why not",
+        "upstream refuses, or lately refused, what was translated; Chat Completions may take it",
     )
 
     SHADOW = "shadow", "shadow mode: all goes in full over plain HTTP, and deltas are only counted"

@@ -384,10 +384,8 @@ class Driver:
 
     async def _pass_through(self, reason: Reason) -> web.StreamResponse:
         self.bytes_up += len(self._body.raw)
-        if reason is Reason.MODEL_REFUSED and (model := self._request.envelope.model) is not None:
-            self._services.models.refuse(self._principal.key, model)
         try:
-            return await self._services.passthrough.relay(
+            response = await self._services.passthrough.relay(
                 self._http,
                 body=self._body.raw,
                 replayable=self._request.envelope.replay_safe,
@@ -395,6 +393,18 @@ class Driver:
             )
         except UpstreamError as error:
             return refuse(error)
+        self._note_refusal(reason, response.status)
+        return response
+
+    def _note_refusal(self, reason: Reason, status: int) -> None:
+        """Remember what the Responses API refused and the client's own endpoint took."""
+        envelope, principal = self._request.envelope, self._principal.key
+        if status >= web.HTTPBadRequest.status_code:
+            return  # it would be refused anyway, for whatever is wrong with it
+        if reason is Reason.MODEL_REFUSED and envelope.model is not None:
+            self._services.models.refuse_model(principal, envelope.model)
+        elif reason is Reason.TRANSLATION_REFUSED:
+            self._services.models.refuse_settings(principal, envelope.message_members)
 
     def _record_head_soon(self) -> None:
         """

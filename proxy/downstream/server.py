@@ -184,8 +184,10 @@ class Front:
             return PassThrough(Reason.WEBSOCKET_OFF)
         plan = self._planner.plan(principal.key, body.decoded, endpoint)
         if endpoint is CHAT and plan.request is not None:
-            model = plan.request.envelope.model
-            if (why := self._services.models.objection(principal.key, model)) is not None:
+            told = plan.request.envelope
+            models = self._services.models
+            why = models.objection(principal.key, told.model, told.message_members)
+            if why is not None:
                 return PassThrough(why, plan.request)
         return plan
 

@@ -29,17 +29,30 @@ def test_a_pattern_is_a_name_with_stars(
     """Only a star is special, and the whole name must fit one of the patterns."""
     models = TranslatedModels(patterns, retry_after_s=60, timer=lambda: 0.0)
 
-    assert models.objection("p", model) is (None if allowed else Reason.MODEL_NOT_TRANSLATED)
+    assert models.objection("p", model, b"") is (None if allowed else Reason.MODEL_NOT_TRANSLATED)
 
 
 def test_a_refused_model_is_left_alone_for_a_while() -> None:
     """A refusal holds for its principal and its model, until the time is over."""
     now = [0.0]
     models = TranslatedModels(["*"], retry_after_s=60, timer=lambda: now[0])
-    models.refuse("p", "old")
+    models.refuse_model("p", "old")
 
-    assert models.objection("p", "old") is Reason.MODEL_REFUSED
-    assert models.objection("p", "new") is None
-    assert models.objection("q", "old") is None
+    assert models.objection("p", "old", b"") is Reason.MODEL_REFUSED
+    assert models.objection("p", "new", b"") is None
+    assert models.objection("q", "old", b"") is None
     now[0] = 61.0
-    assert models.objection("p", "old") is None
+    assert models.objection("p", "old", b"") is None
+
+
+def test_refused_settings_are_left_alone_for_a_while() -> None:
+    """Other settings of the same model are translated, and those of another principal."""
+    now = [0.0]
+    models = TranslatedModels(["*"], retry_after_s=60, timer=lambda: now[0])
+    models.refuse_settings("p", b"hot")
+
+    assert models.objection("p", "m", b"hot") is Reason.TRANSLATION_REFUSED
+    assert models.objection("p", "m", b"mild") is None
+    assert models.objection("q", "m", b"hot") is None
+    now[0] = 61.0
+    assert models.objection("p", "m", b"hot") is None
