@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import threading
 from typing import TYPE_CHECKING, Any, Self
 from unittest import mock
 
@@ -21,7 +22,7 @@ from proxy.downstream.bodies import BodyBudget
 from proxy.downstream.deadlines import build_runner
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from structlog.testing import CapturingLogger
 
@@ -69,6 +70,23 @@ class _Running:
         return int(self.proxy.base_url.split(":")[2].split("/")[0])
 
     @property
+    def admin_port(self) -> int:
+        """The port of its admin listener."""
+        return int(self.proxy.admin_url.split(":")[2])
+
+    @contextlib.contextmanager
+    def serving_aside(self) -> Iterator[None]:
+        """Serve in a thread meanwhile, for clients that block."""
+        loop = self._runner.get_loop()
+        thread = threading.Thread(target=loop.run_forever)
+        thread.start()
+        try:
+            yield
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+
+    @property
     def held_bytes(self) -> int:
         """What the proxy holds of bodies, once all turns are over."""
         self.run(eventually(lambda: not self.proxy.metrics.registry.get_sample_value(IN_FLIGHT)))
@@ -79,9 +97,12 @@ class _Running:
         """Run a coroutine on the proxy's loop."""
         return self._runner.run(step)
 
-    def exchange(self, *parts: bytes, methods: Sequence[str] = ()) -> list[Reply]:
+    def exchange(
+        self, *parts: bytes, methods: Sequence[str] = (), port: int | None = None
+    ) -> list[Reply]:
         """Send the parts on a new connection; return the replies once the proxy has closed it."""
-        replies: list[Reply] = self.run(Line(self.port).exchange(*parts, methods=methods))
+        line = Line(port or self.port)
+        replies: list[Reply] = self.run(line.exchange(*parts, methods=methods))
         return replies
 
 
