@@ -217,10 +217,39 @@ def _bench(arguments: list[str]) -> int:
     parser.add_argument(
         "--python-load", action="store_true", help="do without the load programs in C"
     )
+    _add_own_upstream(parser)
     options = parser.parse_args(arguments)
+    if options.upstream is not None:
+        if options.part != "agent":
+            raise ConfigError("--upstream goes with `turnwire bench agent`, the part it is for")
+        from proxy.bench.own import main as run_own  # noqa: PLC0415  start-up time
+
+        return run_own(options)
     from proxy.bench.suite import main as run_bench  # noqa: PLC0415  start-up time
 
     return run_bench(options)
+
+
+def _add_own_upstream(parser: _Parser) -> None:
+    own = parser.add_argument_group(
+        "your own upstream",
+        "`bench agent --upstream URL`: one agent, straight and through Turnwire.",
+    )
+    own.add_argument("--upstream", metavar="URL", help="base URL; it asks before it spends tokens")
+    own.add_argument("--model", help="the model, which is billed")
+    own.add_argument(
+        "--key-from",
+        default="OPENAI_API_KEY",
+        metavar="VARIABLE",
+        help="the environment variable with the key (%(default)s)",
+    )
+    own.add_argument(
+        "--calls", type=_positive_int, default=10, help="tool calls of the agent (%(default)s)"
+    )
+    own.add_argument(
+        "--output-bytes", type=_positive_int, default=2000, help="of each tool (%(default)s)"
+    )
+    own.add_argument("--yes", action="store_true", help="spend the tokens without asking")
 
 
 def _run_agent(arguments: list[str]) -> int:

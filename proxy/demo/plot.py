@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from proxy.demo.results import Way
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from matplotlib.axes import Axes
@@ -30,21 +30,26 @@ _GREY = "#555555"
 
 
 def write(comparison: Comparison, path: Path) -> None:
-    """Write the plot as the path's suffix says. Raises ImportError without matplotlib, OSError."""
+    """Write the demo's plot as the path's suffix says. Raises ImportError, OSError as `draw`."""
+    runs = {Way.STRAIGHT: comparison.straight, Way.VIA: comparison.via}
+    draw(runs, comparison.verdict(), _caption(comparison), path)
+
+
+def draw(runs: Mapping[Way, Run], title: str, caption: str, path: Path) -> None:
+    """Draw runs to a file of the path's suffix. Raises ImportError without matplotlib, OSError."""
     from matplotlib.figure import Figure  # noqa: PLC0415  matplotlib is optional
 
     # A figure of its own, without pyplot: no display is looked for, no state is left behind.
     figure = Figure(figsize=(11, 5), layout="constrained")
     latency, total = figure.subplots(1, 2)
-    runs = {Way.STRAIGHT: comparison.straight, Way.VIA: comparison.via}
     _draw_latency(latency, runs)
     _draw_total(total, runs)
-    figure.suptitle(comparison.verdict(), fontsize=13, fontweight="bold")
-    figure.supxlabel(_caption(comparison), fontsize=8, color=_GREY)
+    figure.suptitle(title, fontsize=13, fontweight="bold")
+    figure.supxlabel(caption, fontsize=8, color=_GREY)
     figure.savefig(path, dpi=150, format=path.suffix.lower().removeprefix("."))
 
 
-def _draw_latency(axes: Axes, runs: dict[Way, Run]) -> None:
+def _draw_latency(axes: Axes, runs: Mapping[Way, Run]) -> None:
     for way, run in runs.items():
         seconds = [turn.duration_s for turn in run.turns]
         _draw_line(axes, way, range(1, len(seconds) + 1), seconds)
@@ -53,7 +58,7 @@ def _draw_latency(axes: Axes, runs: dict[Way, Run]) -> None:
     axes.legend(loc="lower left", frameon=False)
 
 
-def _draw_total(axes: Axes, runs: dict[Way, Run]) -> None:
+def _draw_total(axes: Axes, runs: Mapping[Way, Run]) -> None:
     for way, run in runs.items():
         seconds = [0.0, *(turn.ended_s for turn in run.turns)]
         _draw_line(axes, way, range(len(seconds)), seconds)

@@ -179,6 +179,12 @@ class Live:
             await asyncio.sleep(interval_s)
             self.fold()
 
+    @property
+    def bytes_up(self) -> int:
+        """Bytes of turns sent upstream so far."""
+        self.fold()
+        return self._bytes_up
+
     def fold(self) -> None:
         """Look at the turns that ended since the last time."""
         offset = self._wall() - self._clock()
