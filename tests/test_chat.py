@@ -379,11 +379,34 @@ async def test_what_only_responses_refuses_is_answered_over_http(status, *, stre
 @STREAMED
 async def test_a_response_that_fails_before_it_says_anything_is_a_status(*, streamed):
     """Chat Completions has no failed response: a failure without content is an HTTP error."""
-    fault = FailResponse(after_events=2, transport=Transport.WS, times=2)
+    failed = FailResponse(after_events=2, transport=Transport.WS, times=2)
     async with clients() as (s, _, proxied):
-        s.sim.faults.arm(fault)
+        s.sim.faults.arm(failed, ErrorReply(status=500, transport=Transport.HTTP))
         with pytest.raises(openai.InternalServerError):
             await ask(proxied, streamed=streamed)
+        await s.idle()
+
+
+@STREAMED
+@pytest.mark.parametrize(
+    "fault",
+    [
+        FailResponse(after_events=2),
+        ErrorReply(status=503, code="server_is_overloaded"),
+        Break(),
+        Break(end=End.CLOSE, code=1008),
+    ],
+    ids=["failed", "overloaded", "cut off", "policy"],
+)
+async def test_where_only_responses_fails_chat_completions_answers(fault, *, streamed):
+    """A client of the endpoint that works is no worse off for the one that does not."""
+    async with clients() as (s, straight, proxied):
+        expected = await ask(straight, streamed=streamed)
+        s.sim.faults.arm(replace(fault, transport=Transport.WS, times=1000))
+
+        assert await ask(proxied, streamed=streamed) == expected
+        [fact] = s.facts("turn")
+        assert fact["mode"] == "http"
         await s.idle()
 
 

@@ -250,8 +250,8 @@ class Turn:
     `reason` is why the planned form was chosen. `full_fits` tells whether the whole history fits
     into one message; `replay_safe` whether running the turn twice would go unnoticed by the world;
     `may_resend()` asks the resend budget. `is_translated`: the client spoke to another endpoint, so
-    what the Responses API refuses is for that endpoint to answer. `mode` and `reason` always say
-    how the turn went so far.
+    what the Responses API refuses, or fails at, is for that endpoint to answer. `mode` and `reason`
+    always say how the turn went so far.
     """
 
     def __init__(
@@ -354,6 +354,8 @@ class Turn:
             case Verdict.REFUSE if self._is_translated and is_clients_fault(refusal):
                 why = Reason.MODEL_REFUSED if says_no_model(refusal) else Reason.TRANSLATION_REFUSED
                 return self._fall_back(why, ReleaseLease(_keeps_connection(refusal)))
+            case Verdict.REFUSE | Verdict.RESEND_ELSEWHERE if self._may_ask_elsewhere(refusal):
+                pass
             case Verdict.REFUSE:
                 return self._refuse(http_reply(refusal), reusable=_keeps_connection(refusal))
             case Verdict.RESEND_ELSEWHERE if reason is Reason.UPSTREAM_FAILED:
@@ -370,15 +372,21 @@ class Turn:
         )
         if verdict is Verdict.RESEND_ELSEWHERE and self._can_resend():
             return self._resend_elsewhere(reason if sent else Reason.SEND_FAILED)
-        if verdict is Verdict.REFUSE or (sent and verdict is Verdict.RESEND_ELSEWHERE):
+        is_over = verdict is Verdict.REFUSE or (sent and verdict is Verdict.RESEND_ELSEWHERE)
+        if is_over and not (self._is_translated and self._replay_safe):
             return self._refuse(reply or connection_failed_reply(), reusable=False)
         if code == CLOSE_TOO_BIG:
             why = Reason.TOO_LARGE
-        elif verdict is Verdict.FALL_BACK and not self.resends:
-            why = Reason.SEND_FAILED  # closed for a policy, which another connection would meet too
+        elif verdict is not Verdict.RESEND_ELSEWHERE and not self.resends:
+            # Closed for a policy, which another connection would meet too.
+            why = reason if sent else Reason.SEND_FAILED
         else:
             why = self._why_not_resent(Reason.SEND_FAILED)
         return self._fall_back(why, ReleaseLease(reusable=False))
+
+    def _may_ask_elsewhere(self, refusal: Refusal) -> bool:
+        """Whether the endpoint that the client spoke to may be in order though ours fails."""
+        return self._is_translated and refusal.status >= 500
 
     def _can_resend(self) -> bool:
         return (

@@ -669,3 +669,80 @@ def test_a_rate_limit_holds_for_both_endpoints() -> None:
         << ReleaseLease(reusable=True)
         << Refuse(http_reply(RATE_LIMIT))
     ).ends()
+
+
+def test_where_responses_fails_a_translated_turn_is_asked_of_its_own_endpoint() -> None:
+    """One endpoint may be down while the other works: nobody is worse off than without us."""
+    (
+        Playbook(Turn(Form.DELTA, Reason.CONTINUED, is_translated=True, replay_safe=True))
+        << AcquireLease()
+        >> LeaseGranted(holds_chain=True)
+        << SendDelta()
+        >> Refused(OVERLOADED)
+        << ReleaseLease(reusable=False)
+        << AcquireLease(fresh=True)
+        >> LeaseGranted(holds_chain=False)
+        << SendFull()
+        >> Refused(OVERLOADED)
+        << ReleaseLease(reusable=False)
+        << PassThrough(Reason.RESEND_FAILED)
+    ).ends()
+
+
+def test_without_a_budget_a_failure_is_asked_elsewhere_at_once() -> None:
+    """A broken upstream is not flooded, and the client has its answer all the same."""
+    turn = Turn(Form.FULL, Reason.NEW_CONVERSATION, is_translated=True, may_resend=lambda: False)
+    (
+        Playbook(turn)
+        << AcquireLease()
+        >> LeaseGranted(holds_chain=False)
+        << SendFull()
+        >> Refused(OVERLOADED)
+        << ReleaseLease(reusable=False)
+        << PassThrough(Reason.RESEND_BUDGET)
+    ).ends()
+
+
+@pytest.mark.parametrize("event", [ConnectionClosed(1006), Silent(), Broken()])
+def test_what_is_lost_twice_before_it_began_goes_to_its_own_endpoint(event: Event) -> None:
+    """To run it once more over HTTP does no harm, since it is stored nowhere."""
+    (
+        Playbook(Turn(Form.FULL, Reason.REPEATED, is_translated=True, replay_safe=True))
+        << AcquireLease()
+        >> LeaseGranted(holds_chain=False)
+        << SendFull()
+        >> event
+        << ReleaseLease(reusable=False)
+        << AcquireLease(fresh=True)
+        >> LeaseGranted(holds_chain=False)
+        << SendFull()
+        >> event
+        << ReleaseLease(reusable=False)
+        << PassThrough(Reason.RESEND_FAILED)
+    ).ends()
+
+
+def test_a_close_for_a_policy_goes_to_its_own_endpoint_by_that_name() -> None:
+    """Another connection would be closed as well, so none is tried."""
+    (
+        Playbook(Turn(Form.FULL, Reason.REPEATED, is_translated=True, replay_safe=True))
+        << AcquireLease()
+        >> LeaseGranted(holds_chain=False)
+        << SendFull()
+        >> ConnectionClosed(1008)
+        << ReleaseLease(reusable=False)
+        << PassThrough(Reason.UPSTREAM_CLOSED)
+    ).ends()
+
+
+def test_what_may_not_run_twice_is_not_run_again_elsewhere() -> None:
+    """A translated turn with a tool that upstream carries out is told lost, as any other."""
+    (
+        Playbook(Turn(Form.FULL, Reason.REPEATED, is_translated=True))
+        << AcquireLease()
+        >> LeaseGranted(holds_chain=False)
+        << SendFull()
+        >> ConnectionClosed(1006)
+        << ReleaseLease(reusable=False)
+        << Refuse(connection_failed_reply())
+    ).ends()
