@@ -2,10 +2,12 @@
 Turnwire: a local reverse proxy that turns stateless Responses requests into WebSocket turns.
 
     client body
+      -> downstream.client    reads plain turns off the socket; aiohttp reads all else
       -> downstream.server    routes, limits; a turn, or passed through untouched
       -> core.plan            which chain the history continues: Continue | Start | PassThrough
       -> core.turn            one turn as a state machine: events in, commands out
-      -> downstream.driver    carries its commands out; the only place where a Turn meets I/O
+      -> downstream.express   carries its commands out from within callbacks, as long as nothing
+                              has to be waited for; then downstream.driver does, which can wait
       -> upstream.pool        a lease on the connection that holds the chain, or on another
       -> core.reply           server events -> SSE bytes, or one JSON body
       -> core.chains          what was sent and what came back: the head of the chain
@@ -20,9 +22,11 @@ Who may import whom, from top to bottom (a machine checks it):
 Responses API of its own that judges the rest and therefore shares no code with it.
 
 Read `core/turn.py`, then `core/plan.py`, then `downstream/driver.py`; who knows these three knows
-the program. The one sentence to keep in mind: the socket is the state. Upstream remembers the last
-response of a conversation on the connection that produced it, so a connection belongs to one
-principal and one chain for as long as that chain is worth continuing.
+the program. `downstream/express.py` is the driver once more, for the turns that need no waiting,
+which are nearly all; it is there for speed and nothing else. The one sentence to keep in mind: the
+socket is the state. Upstream remembers the last response of a conversation on the connection that
+produced it, so a connection belongs to one principal and one chain for as long as that chain is
+worth continuing.
 """
 
 from importlib.metadata import PackageNotFoundError, version

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import functools
 import gc
 import platform
 import secrets
@@ -31,8 +32,9 @@ from proxy.core.leases import LeaseLimits, Want
 from proxy.core.plan import Planner
 from proxy.core.shadow import ShadowPool
 from proxy.downstream.bodies import BodyLimits
-from proxy.downstream.deadlines import FrontRunner, build_runner
-from proxy.downstream.driver import Services, Timing
+from proxy.downstream.carrier import Services, Timing
+from proxy.downstream.client import ClientConnection, ClientSettings
+from proxy.downstream.deadlines import RESTS_VISIBLY, FrontRunner, build_runner
 from proxy.downstream.hosts import host_guard, is_loopback
 from proxy.downstream.listener import LastCallSite
 from proxy.downstream.server import Front, FrontSettings
@@ -57,10 +59,14 @@ if TYPE_CHECKING:
     from proxy.config import Config
     from proxy.core.history import Head
     from proxy.core.reasons import Reason
+    from proxy.downstream.deadlines import Connect
 
 SWITCHING_PROTOCOLS = 101
 EXIT_OK = 0
 EXIT_FAILED = 1
+
+# Hardly anything here is garbage that only a collector finds, so it looks less often.
+GC_THRESHOLDS = (20_000, 20, 20)
 
 # Parameters of glibc's `mallopt` (malloc.h), and values that were measured to pay: by default a
 # large body's memory is mapped anew each time, page fault by page fault, and unmapped after it.
@@ -151,13 +157,16 @@ class Turnwire:
             config.admin_port,
             "admin_port",
         )
-        application = (await self._build_front()).application()
+        front = await self._build_front()
+        application = front.application()
         application.on_response_prepare.append(self._let_go)
+        front.is_draining = lambda: self.health.state is State.DRAINING
         runner = self._front_runner = build_runner(
             application,
             header_timeout_s=config.limits.header_timeout_s,
             max_header_bytes=config.limits.max_header_bytes,
             shutdown_timeout_s=config.shutdown.drain_timeout_s,
+            connect=_connect_to(front, config) if is_express(config) else None,
         )
         self.base_url = await self._listen(runner, config.host, config.port, "port") + "/v1"
         self.live.tell(base_url=self.base_url)
@@ -270,6 +279,27 @@ class Turnwire:
         )
 
 
+def is_express(config: Config) -> bool:
+    """Tell whether turns may take the express way, past aiohttp."""
+    return (
+        config.tuning.express
+        and config.websocket.enabled
+        and config.mode != "shadow"
+        and RESTS_VISIBLY
+    )
+
+
+def _connect_to(front: Front, config: Config) -> Connect:
+    settings = ClientSettings(
+        header_timeout_s=config.limits.header_timeout_s,
+        body_timeout_s=config.limits.body_timeout_s,
+        max_field_bytes=config.limits.max_header_bytes,
+        max_body_bytes=config.limits.max_body_bytes,
+        max_decoded_body_bytes=config.limits.max_decoded_body_bytes,
+    )
+    return functools.partial(ClientConnection, front, settings)
+
+
 def _held_by(status: Callable[[str, Want], Reason | None]) -> Callable[[Head], Reason | None]:
     def held(head: Head) -> Reason | None:
         return status(head.principal, Want(head.connection_id, head.response_id))
@@ -360,6 +390,7 @@ async def serve(config: Config) -> int:
             loop.add_signal_handler(number, on_signal)
     try:
         async with Turnwire(config) as running:
+            gc.set_threshold(*GC_THRESHOLDS)
             gc.enable()
             if config.tuning.gc_freeze:
                 gc.collect()

@@ -571,6 +571,10 @@ class TuningConfig(Section):
     """Speed of the process itself; nothing here changes what is sent."""
 
     uvloop: bool = Field(default=True, description="Run on uvloop where it is installed.")
+    express: bool = Field(
+        default=True,
+        description="Carry out turns that need no waiting past the HTTP server's own machinery.",
+    )
     gc_freeze: bool = Field(
         default=True,
         description="Take what start-up made out of the garbage collector's sight, for "

@@ -17,7 +17,9 @@ from __future__ import annotations
 import json
 from decimal import Decimal, InvalidOperation
 from json.encoder import encode_basestring
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
+
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,6 +63,17 @@ def _object(pairs: list[tuple[str, JSON]]) -> dict[str, JSON]:
     return made
 
 
+def _refuse_fraction(text: str) -> NoReturn:
+    raise TypeError(f"{text} has to be read with care")
+
+
+# The short way: what this decodes, and writes again byte for byte as it was, has no key twice and
+# no number that two readers could take for different ones.
+_READ: Final = msgspec.json.Decoder(float_hook=_refuse_fraction)
+_WRITE: Final = msgspec.json.Encoder()
+_WRITE_SORTED: Final = msgspec.json.Encoder(order="sorted")
+_READABLE: Final = (ValueError, TypeError, RecursionError)
+
 _decoder = json.JSONDecoder(
     object_pairs_hook=_object, parse_int=_integer, parse_float=_number, parse_constant=_constant
 )
@@ -73,13 +86,22 @@ def parse(raw: bytes | str) -> JSON:
 
     Raises ValueError for anything that is not JSON, or that readers might take differently.
     """
-    text = raw if isinstance(raw, str) else raw.decode("utf-8")
+    if isinstance(raw, bytes):
+        try:
+            value: JSON = _READ.decode(raw)
+            if _WRITE.encode(value) == raw:
+                return value
+        except _READABLE:
+            pass  # not the short way
+        text = raw.decode("utf-8")
+    else:
+        text = raw
     # Our Number subclasses str, which json's types can't express.
     try:
         if text[:1] in _OPENINGS:  # no white space before it: the decoder's own work is not needed
             value, end = _decoder.raw_decode(text)
             if end == len(text):
-                return value  # type: ignore[no-any-return]
+                return value
         return _decoder.decode(text)  # type: ignore[no-any-return]
     except RecursionError:
         raise ValueError("nested too deeply") from None
@@ -93,7 +115,11 @@ def write(value: JSON) -> str:
     """
     if isinstance(value, str) and not isinstance(value, Number):
         return encode_basestring(value)
-    parts: list[str] = []
+    try:
+        # Never the text of a value with a Number in it, for that the encoder does not know.
+        return _WRITE_SORTED.encode(value).decode()
+    except _READABLE:
+        parts: list[str] = []
     try:
         _write(value, parts.append)
     except RecursionError:

@@ -85,15 +85,15 @@ class ChainStore:
 
         Bodies of one `endpoint` are never found from another, however alike.
         """
+        self._expire()
         return self._prefixes.walk(body, endpoint)
 
-    def prefixes(self, principal: str, body: bytes, walk: Walk | None = None) -> list[Prefix]:
-        """Return the known beginnings of a body, longest first."""
-        return self._prefixes.find(principal, body, walk)
+    def prefixes(self, principal: str, walk: Walk) -> Iterator[Prefix]:
+        """Yield the known beginnings of the body that `walk` is of, longest first."""
+        return self._prefixes.search(principal, walk)
 
     def heads_at(self, history: bytes) -> Iterator[Head]:
         """Yield the heads that answered exactly this history, newest first."""
-        self._expire()
         for entry in reversed(self._by_history.get(history, ())):
             yield entry.head
 

@@ -27,7 +27,7 @@ from proxy.core.request import Dialect, Endpoint, Envelope, read_envelope
 from proxy.core.splice import elements
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from proxy.core.chat_request import ChatSettings
     from proxy.core.items import Fingerprinter
@@ -58,11 +58,14 @@ class ChatDialect(Dialect):
         return _read(chat_settings(settings), fingerprints)
 
     def items(
-        self, elements_: Sequence[bytes], calls: frozenset[str]
+        self,
+        elements_: Sequence[bytes],
+        calls: frozenset[str],
+        make: Callable[[bytes], Item] = Item,
     ) -> tuple[list[Item], frozenset[str]]:
         """Translate messages. Raises Untranslatable, and ValueError as `translate` does."""
         made = translate(elements_, calls)
-        return [Item(raw) for raw in made.items], made.custom_calls
+        return [make(raw) for raw in made.items], made.custom_calls
 
     def whole(self, raw: bytes) -> tuple[list[Item], frozenset[str]] | None:
         """Translate the value under `messages`. Raises as `items` does."""

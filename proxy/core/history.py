@@ -20,6 +20,7 @@ from proxy.core.reasons import Reason
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from proxy.core.items import Fingerprinter
     from proxy.core.request import Envelope, TurnRequest
 
 # New items that may not follow a chain: upstream would drop its tools (reported), or hold
@@ -94,7 +95,7 @@ class Mismatch:
     gaps: tuple[Gap, ...] = field(default=())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Match:
     """A request continues a head: the first `echoed` items are its output, `delta` the new ones."""
 
@@ -178,6 +179,8 @@ def _echoes(item: Item, form: Form) -> bool:
     if item.type != form.type:
         return False
     echo = item.compact_form
+    if echo is form:
+        return True  # sent back untouched
     if echo.name is not None and form.name is not None and echo.name != form.name:
         return False
     if form.type == "reasoning":
@@ -265,7 +268,7 @@ def _differing(form: Form, echo: Form) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answer:
     """
     What a completed response brought.
@@ -276,8 +279,8 @@ class Answer:
     """
 
     response_id: str
-    streamed: Sequence[bytes]
-    final: Sequence[bytes]
+    streamed: list[bytes]
+    final: list[bytes]
     echo: bytes | None = None
 
 
@@ -291,7 +294,7 @@ def new_head(
     two accounts that upstream gave of it disagree.
     """
     try:
-        output = _agreed_output(answer)
+        output = _agreed_output(answer, request.fingerprints)
         if output is not None and answer.echo is not None:
             output = _as_shown(output, answer.echo)
         history = request.history
@@ -312,15 +315,16 @@ def new_head(
     )
 
 
-def _agreed_output(answer: Answer) -> tuple[Form, ...] | None:
+def _agreed_output(answer: Answer, fingerprints: Fingerprinter) -> tuple[Form, ...] | None:
     """Read upstream's account of its output, or both; None if they disagree."""
-    final = read_output(answer.final)
-    if final and list(answer.streamed) == list(answer.final):
-        return final  # the same bytes mean the same
-    streamed = read_output(answer.streamed)
-    if streamed and final and not _same_output(streamed, final):
-        return None
-    return final or streamed
+    items = [Item(raw) for raw in answer.final or answer.streamed]
+    output = _forms(items)
+    if answer.final and answer.streamed and answer.final != answer.streamed:
+        streamed = read_output(answer.streamed)
+        if not _same_output(streamed, output):
+            return None
+    fingerprints.remember(items)
+    return output
 
 
 def _as_shown(output: Sequence[Form], echo: bytes) -> tuple[Form, ...]:
@@ -343,4 +347,8 @@ def _same_output(one: Sequence[Form], other: Sequence[Form]) -> bool:
 
 def read_output(raw_items: Sequence[bytes]) -> tuple[Form, ...]:
     """Return the canonical forms of a response's output. Raises ValueError if one can't be read."""
-    return tuple(Item(raw).compact_form for raw in raw_items)
+    return _forms([Item(raw) for raw in raw_items])
+
+
+def _forms(items: Sequence[Item]) -> tuple[Form, ...]:
+    return tuple([item.compact_form for item in items])

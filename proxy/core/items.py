@@ -29,16 +29,19 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 import xxhash
-from cachetools import LRUCache
 
 from proxy.core.canonical import JSON, Number, parse, write
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from proxy.core.request import Frame
 
 DIGEST_BYTES = 16
+
+# Of the items that models have just produced, so many are kept, if they are no longer than that.
+_REMEMBERED = 256
+_REMEMBERED_BYTES = 4096
 
 # Longer texts are kept as digests. No canonical text of a value begins as a digest is written.
 KEPT_TEXT = 64
@@ -173,16 +176,15 @@ class Item:
     @property
     def canonical_text(self) -> str:
         """The whole canonical form as one text, by the rules of the item's kind."""
-        if self.is_produced:
-            form = self.compact_form
-            fields = dict(form.fields)
-            if form.phase is not None:
-                fields["phase"] = form.phase
-            if form.name is not None:
-                fields["id"] = form.name
-        else:
-            fields = _own_fields(self.value)
-        return write({**fields})
+        if not self.is_produced:
+            return own_text(self.value)
+        form = self.compact_form
+        fields: dict[str, JSON] = {**form.fields}
+        if form.phase is not None:
+            fields["phase"] = form.phase
+        if form.name is not None:
+            fields["id"] = form.name
+        return write(fields)
 
 
 def item_type(value: Mapping[str, JSON]) -> str:
@@ -203,15 +205,15 @@ def produced_form(value: Mapping[str, JSON]) -> Form:
     """Return the canonical form of an item that the model produced, upstream's or an echo."""
     kind = item_type(value)
     by_rule = BY_RULE.get(kind)
-    fields = {
+    fields: dict[str, str] = {
         intern(key): _short(write(field))
         for key, field in value.items()
         if field is not None and key not in NOT_COMPARED and key != by_rule
     }
     sealed = None
     if kind == "message":
-        content = _content(value.get("content"), "output_text", DELIVERY_METADATA)
-        fields["content"] = _short(content)
+        content = _parts(value.get("content"), "output_text", DELIVERY_METADATA)
+        fields["content"] = _short(write(content))
     elif kind == "function_call":
         fields["arguments"] = _short(_arguments(value.get("arguments")))
     elif kind == "reasoning":
@@ -244,25 +246,23 @@ def _reasoning_fields(fields: dict[str, str], sealed: str | None) -> dict[str, s
     return {key: text for key, text in fields.items() if text not in ("[]", '""')}
 
 
-def _own_fields(value: Mapping[str, JSON]) -> dict[str, str]:
+def own_text(value: Mapping[str, JSON]) -> str:
+    """Return the canonical text of an item that is the client's own."""
     kind = item_type(value)
-    by_rule = BY_RULE["message"] if kind == "message" else None
-    fields = {
-        key: write(field) for key, field in value.items() if field is not None and key != by_rule
-    }
-    fields["type"] = kind
+    meant: dict[str, JSON] = {key: field for key, field in value.items() if field is not None}
+    meant["type"] = kind
     if kind == "message":
-        fields["content"] = _content(value.get("content"), "input_text", frozenset())
-    return fields
+        meant["content"] = _parts(value.get("content"), "input_text", frozenset())
+    return write(meant)
 
 
-def _content(content: JSON, text_type: str, ignored: frozenset[str]) -> str:
-    """Canonical text of message content; a string equals one text part."""
+def _parts(content: JSON, text_type: str, ignored: frozenset[str]) -> JSON:
+    """Return what message content means; a string equals one text part."""
     if isinstance(content, str):
-        content = [{"type": text_type, "text": content}]
+        return [{"type": text_type, "text": content}]
     if not isinstance(content, list):
-        return write(content)
-    return write([_part(part, ignored) for part in content])
+        return content
+    return [_part(part, ignored) for part in content]
 
 
 def _part(part: JSON, ignored: frozenset[str]) -> JSON:
@@ -306,8 +306,22 @@ class Fingerprinter:
             raise ValueError("the secret must have at least 16 bytes")
         self._key = secret[:64]
         self._seed = int.from_bytes(hashlib.blake2b(secret, digest_size=8).digest(), "big")
-        self._cache: LRUCache[bytes, bytes] = LRUCache(maxsize=cache_size)
+        self._cache: dict[bytes, bytes] = {}
+        self._cache_size = cache_size
+        self._produced: dict[bytes, Item] = {}
         self.frames: WeakValueDictionary[bytes, Frame] = WeakValueDictionary()
+
+    def remember(self, items: Iterable[Item]) -> None:
+        """Keep items that the model has just produced: many a client sends them back untouched."""
+        for item in items:
+            if len(item.raw) <= _REMEMBERED_BYTES:
+                if len(self._produced) >= _REMEMBERED:
+                    self._produced.clear()
+                self._produced[self._raw_digest(item.raw)] = item
+
+    def read(self, raw: bytes) -> Item:
+        """Return the item of these bytes: the very one, if it is remembered."""
+        return self._produced.get(self._raw_digest(raw)) or Item(raw)
 
     def digest(self, *parts: bytes) -> bytes:
         """Return the keyed digest (16 bytes) of the parts in order."""
@@ -322,7 +336,7 @@ class Fingerprinter:
         cached = self._cache.get(address := b"i" + self._raw_digest(item.raw))
         if cached is None:
             cached = self.digest(item.canonical_text.encode("utf-8", "surrogatepass"))
-            self._cache[address] = cached
+            self._keep(address, cached)
         return cached
 
     def setting(self, raw: bytes) -> bytes:
@@ -330,8 +344,13 @@ class Fingerprinter:
         cached = self._cache.get(address := b"s" + self._raw_digest(raw))
         if cached is None:
             cached = self.digest(write(parse(raw)).encode("utf-8", "surrogatepass"))
-            self._cache[address] = cached
+            self._keep(address, cached)
         return cached
+
+    def _keep(self, address: bytes, fingerprint: bytes) -> None:
+        if len(self._cache) >= self._cache_size:
+            del self._cache[next(iter(self._cache))]  # the oldest
+        self._cache[address] = fingerprint
 
     def root(self, principal: str) -> bytes:
         """Return the key of a principal's empty history: no two principals share any history."""

@@ -59,7 +59,7 @@ class LeaseLimits:
     yield_after_s: float = 30.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Want:
     """The connection a turn would like, and the response that it must still remember."""
 
@@ -67,7 +67,7 @@ class Want:
     response_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Grant:
     """The turn has this connection; `holds_chain` tells whether it remembers what was wanted."""
 
@@ -201,19 +201,35 @@ class LeaseBook:
         """
         account = self._account(principal, now)
         account.active_at = now
-        if want is not None and not fresh and self.status(principal, want, now) is None:
-            return self._grant(self._records[want.connection_id], holds_chain=True)
-        record = self._spare(account, now, fresh=fresh)
-        if record is None and not fresh:
-            record = self._nursery_surplus(account, now)
-        if record is not None:
-            return self._grant(record, holds_chain=False)
+        candidate = self.candidate(principal, want, now, fresh=fresh)
+        if candidate is not None:
+            return self.grant(candidate, want, now)
         opening = self._open(principal, account, now, fresh=fresh, barred=barred)
         if isinstance(opening, Refuse) and not fresh:
             record = self._last_resort(account, now)
             if record is not None:
                 return self._grant(record, holds_chain=False)
         return opening
+
+    def candidate(
+        self, principal: str, want: Want | None, now: float, *, fresh: bool = False
+    ) -> ConnectionRecord | None:
+        """Return the idle connection that `assign` would grant at once, if there is one."""
+        if want is not None and not fresh and self.status(principal, want, now) is None:
+            return self._records[want.connection_id]
+        account = self._accounts.get(principal)
+        if account is None:
+            return None
+        record = self._spare(account, now, fresh=fresh)
+        if record is None and not fresh:
+            record = self._nursery_surplus(account, now)
+        return record
+
+    def grant(self, record: ConnectionRecord, want: Want | None, now: float) -> Grant:
+        """Give a candidate to the turn that wants this: it is BUSY from here on."""
+        self._accounts[record.principal].active_at = now
+        holds_chain = want is not None and record.response_id == want.response_id
+        return self._grant(record, holds_chain=holds_chain)
 
     def open_spare(self, principal: str, now: float) -> ConnectionRecord:
         """Start a connection ahead of need; call it only when `wants_spare` says so."""

@@ -10,6 +10,7 @@ is sent in full; the reason named is that of the longest chain that almost fitte
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
 from proxy.core.chat_fields import Untranslatable
@@ -34,7 +35,7 @@ PREFIXES_TRIED = 2
 REASONS_SOUGHT = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Continue:
     """Send `delta` after `head`."""
 
@@ -133,7 +134,7 @@ class Planner:
     def _plan(self, principal: str, body: bytes, endpoint: Endpoint) -> Plan:
         refusals: dict[Head, Mismatch] = {}
         walk = self.store.walk(body, endpoint.name)
-        for known in self.store.prefixes(principal, body, walk)[:PREFIXES_TRIED]:
+        for known in islice(self.store.prefixes(principal, walk), PREFIXES_TRIED):
             request = parse_tail(body, known, self.fingerprints)
             if request is None:
                 continue

@@ -5,8 +5,8 @@ An agent's next body is its last one with more after the last item, byte for byt
 was seen is remembered as its length L up to the end of its last item, and a keyed digest of those
 L bytes; no bytes are kept. To find it again without knowing where to look, it is filed in a bucket:
 under the digest of its first P bytes, where P is the largest power of two within L. A look-up takes
-the running digest of the new body at each power of two, in one pass at memory speed, and then
-checks the few lengths filed in the buckets it met.
+the digest of the new body at the largest power of two at which anything is filed, checks the few
+lengths filed in that bucket, the longest first, and goes on to smaller powers only if it must.
 
 Many conversations may share their first P bytes (the same instructions and tools), and then share
 a bucket. One that holds `CROWD` lengths is refined: what comes later is filed under a P nearer to
@@ -23,13 +23,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from operator import attrgetter
 from typing import TYPE_CHECKING, TypeAlias
 
 import xxhash
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from proxy.core.request import Prefix
 
 SMALLEST_POWER = 4  # no item ends within the first 16 bytes of a body
@@ -136,28 +138,49 @@ class PrefixIndex:
 
     def find(self, principal: str, body: bytes, walk: Walk | None = None) -> list[Prefix]:
         """Return all filed prefixes with which `body` begins, longest first."""
+        return list(self.search(principal, walk or self.walk(body)))
+
+    def search(self, principal: str, walk: Walk) -> Iterator[Prefix]:
+        """
+        Yield the filed prefixes with which the body of `walk` begins, longest first.
+
+        The first one costs a single digest of as many bytes, and nobody asks for many more.
+        """
         filed = self._places.get(principal)
         if filed is None:
-            return []
-        walk = walk or self.walk(body)
-        end = len(body)
-        powers = (1 << power for power in range(SMALLEST_POWER, end.bit_length()))
-        places = [place for place in powers if place in filed]
-        found: list[Prefix] = []
-        done = 0
+            return
+        for power in range(len(walk).bit_length() - 1, SMALLEST_POWER - 1, -1):
+            place = 1 << power
+            if place not in filed:
+                continue
+            bucket = self._buckets.get((principal, place, walk.digest(place)))
+            if bucket is None:
+                continue
+            if bucket.beneath:
+                found = self._matches_beneath(bucket, place, walk, filed)
+                yield from sorted(found, key=attrgetter("length"), reverse=True)
+            else:
+                yield from _matches(bucket, walk)
+
+    def _matches_beneath(
+        self, bucket: _Bucket, place: int, walk: Walk, filed: Mapping[int, int]
+    ) -> Iterator[Prefix]:
+        """Yield, in no order, what matches in a refined bucket and in the finer ones."""
+        yield from _matches(bucket, walk)
+        principal, end, done = bucket.key[0], len(walk), place
+        places = [finer for finer in _finer_places(bucket, place, end) if finer in filed]
+        heapify(places)
         while places:
             place = heappop(places)
             if place == done:
                 continue
             done = place
-            if bucket := self._buckets.get((principal, place, walk.digest(place))):
-                found += _matches(bucket, walk)
-                if bucket.beneath:
-                    for finer in _finer_places(bucket, place, end):
+            if finer_bucket := self._buckets.get((principal, place, walk.digest(place))):
+                yield from _matches(finer_bucket, walk)
+                if finer_bucket.beneath:
+                    for finer in _finer_places(finer_bucket, place, end):
                         if finer in filed:
                             heappush(places, finer)
-        found.sort(key=attrgetter("length"), reverse=True)
-        return found
 
     def put(
         self, principal: str, body: bytes, prefix: Prefix, walk: Walk | None = None
@@ -219,15 +242,12 @@ class PrefixIndex:
                     del self._places[principal]
 
 
-def _matches(bucket: _Bucket, walk: Walk) -> list[Prefix]:
-    matches = []
+def _matches(bucket: _Bucket, walk: Walk) -> Iterator[Prefix]:
+    """Yield the prefixes of one bucket with which the body begins, longest first."""
     end = len(walk)
-    for length in sorted(bucket.lengths):
-        if length > end:
-            break
-        if prefix := bucket.prefixes.get(walk.digest(length)):
-            matches.append(prefix)
-    return matches
+    for length in sorted(bucket.lengths, reverse=True):
+        if length <= end and (prefix := bucket.prefixes.get(walk.digest(length))):
+            yield prefix
 
 
 def _count_down(counts: dict[int, int], key: int) -> None:

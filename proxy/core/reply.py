@@ -210,6 +210,8 @@ class ReplyReader:
     @property
     def output(self) -> list[bytes]:
         """The items of all `response.output_item.done` events, by `output_index`, else arrival."""
+        if len(self._items) <= 1:
+            return [item for _, item in self._items]
         indexed = {index: item for index, item in self._items if index is not None}
         if all(index is not None for index, _ in self._items):
             return [indexed[index] for index in sorted(indexed)]
@@ -364,12 +366,14 @@ class ReplyReader:
             self._created = True
 
     def _read_item(self, message: bytes) -> None:
-        found = _members(message)
-        item, stands = splice.find(found, "item"), splice.find(found, "output_index")
-        index = None if stands is None else _parsed(message[stands.start : stands.end])
-        if item is not None and message.startswith(b"{", item.start):
+        try:
+            seen = _SKIM_ITEM.decode(message)
+        except (ValueError, RecursionError):
+            seen = _look_for_item(message)
+        item, index = bytes(seen.item), seen.output_index
+        if item.startswith(b"{"):
             whole = isinstance(index, int) and not isinstance(index, bool)
-            self._items.append((index if whole else None, message[item.start : item.end]))
+            self._items.append((index if whole else None, item))
 
 
 def error_event(code: str, message: str, sequence_number: int) -> bytes:
@@ -411,6 +415,24 @@ _SKIM_LIFECYCLE = msgspec.json.Decoder(_Lifecycle)
 _NULL: Final = b"null"
 _PREVIOUS_KEY: Final = b'"previous_response_id"'
 _COLON = re.compile(rb"[ \t\n\r]*+:[ \t\n\r]*+")
+
+
+class _ItemDone(msgspec.Struct):
+    item: msgspec.Raw = msgspec.Raw(b"null")
+    output_index: Any = None
+
+
+_SKIM_ITEM = msgspec.json.Decoder(_ItemDone)
+
+
+def _look_for_item(message: bytes) -> _ItemDone:
+    """Do as the skim does, for JSON that msgspec refuses (see splice)."""
+    found = _members(message)
+    item, index = splice.find(found, "item"), splice.find(found, "output_index")
+    return _ItemDone(
+        item=msgspec.Raw(b"null" if item is None else message[item.start : item.end]),
+        output_index=None if index is None else _parsed(message[index.start : index.end]),
+    )
 
 
 def _look(message: bytes) -> _Response | None:

@@ -40,7 +40,7 @@ from proxy.core.reasons import Reason
 from proxy.core.splice import elements, members
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from proxy.core.canonical import JSON
     from proxy.core.items import Fingerprinter
@@ -147,10 +147,13 @@ class Dialect:
         return read_envelope(settings, fingerprints)
 
     def items(
-        self, elements_: Sequence[bytes], calls: frozenset[str]
+        self,
+        elements_: Sequence[bytes],
+        calls: frozenset[str],
+        make: Callable[[bytes], Item] = Item,
     ) -> tuple[list[Item], frozenset[str]]:
-        """Return what elements mean. Raises ValueError as `envelope` does."""
-        return [Item(raw) for raw in elements_], calls
+        """Return what elements mean; `make` makes an item. Raises ValueError as `envelope` does."""
+        return [make(raw) for raw in elements_], calls
 
     def whole(self, raw: bytes) -> tuple[list[Item], frozenset[str]] | None:
         """Return what the value under `array` means, None if it can't be what it should be."""
@@ -214,12 +217,13 @@ class Frame:
         return 200 + len(self.suffix) + self.envelope.size_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Prefix:
     """
     The beginning of a body seen before: `length` bytes, up to the end of its last item.
 
-    `history` is the key of the `item_count` items inside the prefix.
+    `history` is the key of the `item_count` items inside the prefix. Not to be changed. (Frozen,
+    like all that is made at every turn, it would take several times as long to make.)
     """
 
     length: int
@@ -347,17 +351,19 @@ class TurnRequest:
         return Prefix(
             length=length,
             input_start=self.input_start,
-            frame=self._frame(self.body[length:]),
+            frame=self._frame(length),
             item_count=self.item_count,
             history=self.history,
             compacts=self.compacts,
             calls=self.calls,
         )
 
-    def _frame(self, suffix: bytes) -> Frame:
-        base, mark = self.frame, hash(suffix)
+    def _frame(self, length: int) -> Frame:
+        base = self.frame
         if base is not None and base.envelope is self.envelope:
             return base
+        suffix = self.body[length:]
+        mark = hash(suffix)
         owner = self.base_history if base is None else base.owner
         if base is not None and base.suffix_hash != mark:
             return Frame(owner, self.head, mark, dialect=self.dialect)
@@ -497,7 +503,7 @@ def _continued(
     fingerprints: Fingerprinter,
 ) -> TurnRequest:
     dialect = prefix.frame.dialect
-    items, calls = dialect.items(appended, prefix.calls)
+    items, calls = dialect.items(appended, prefix.calls, fingerprints.read)
     for item in items:
         _ = item.type  # parsed once, here: whatever can't be read shows before anything is sent
     return TurnRequest(

@@ -45,10 +45,11 @@ CLOSE_TOO_BIG = 1009
 
 HEAD_IS_WRONG = frozenset({Reason.PREVIOUS_RESPONSE_NOT_FOUND, Reason.DELTA_REJECTED})
 
-# Events: what happened.
+# Events: what happened. None is changed once it is made; those of every turn are not frozen, for
+# that would make them several times as slow to make.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LeaseGranted:
     """A connection is ours for this turn; `holds_chain` if it still has the head's response."""
 
@@ -88,7 +89,7 @@ class Begun:
     """The first server event of the answer arrived: the commit point."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Completed:
     """The answer ended with `response.completed`; `clean` if nothing unexpected came after it."""
 
@@ -176,7 +177,7 @@ class ForgetHead:
     """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReleaseLease:
     """Give the connection back; `holds_answer` if it now holds the response just recorded."""
 
@@ -281,48 +282,68 @@ class Turn:
         """Return the first commands."""
         return [AcquireLease()]
 
-    def handle(self, event: Event) -> list[Command]:  # noqa: C901  a table: one case a row
+    def handle(self, event: Event) -> list[Command]:
         """Advance by one event; return the commands to carry out, in order."""
-        match self.state, event:
-            case State.LEASING, LeaseGranted(holds_chain):
-                return self._granted(holds_chain=holds_chain)
-            case State.LEASING, LeaseFailed(_, HttpReply() as reply):
-                return self._close(Refuse(reply))
-            case State.LEASING, LeaseFailed(reason):
-                return self._fall_back(Reason.RESEND_FAILED if self.resends else reason)
-            case State.LEASING, DownstreamClosed():
-                return self._close()
+        match self.state:
+            case State.RELAYING:
+                commands = self._while_relaying(event)
+            case State.SENT:
+                commands = self._while_sent(event)
+            case State.LEASING:
+                commands = self._while_leasing(event)
+            case _:
+                commands = None
+        if commands is None:
+            raise UnexpectedEvent(f"{event} while {self.state.name}")
+        return commands
 
-            case State.SENT, Begun():
+    # One row of the table each: what an event means in a state; None where it can't be.
+
+    def _while_leasing(self, event: Event) -> list[Command] | None:
+        match event:
+            case LeaseGranted(holds_chain):
+                return self._granted(holds_chain=holds_chain)
+            case LeaseFailed(_, HttpReply() as reply):
+                return self._close(Refuse(reply))
+            case LeaseFailed(reason):
+                return self._fall_back(Reason.RESEND_FAILED if self.resends else reason)
+            case DownstreamClosed():
+                return self._close()
+        return None
+
+    def _while_sent(self, event: Event) -> list[Command] | None:
+        match event:
+            case Begun():
                 self.state = State.RELAYING
                 return [Relay()]
-            case State.SENT, Refused(refusal):
+            case Refused(refusal):
                 return self._refused(refusal)
-            case State.SENT, ConnectionClosed(code, sent):
+            case ConnectionClosed(code, sent):
                 return self._lost(code, Reason.UPSTREAM_CLOSED, sent=sent)
-            case State.SENT, Silent():
+            case Silent():
                 return self._lost(CLOSE_ABNORMAL, Reason.UPSTREAM_SILENT, reply=silent_reply())
-            case State.SENT, Broken():
+            case Broken():
                 reply = protocol_fault_reply()
                 return self._lost(CLOSE_ABNORMAL, Reason.UPSTREAM_FAILED, reply=reply)
+            case DownstreamClosed():
+                return self._close(ReleaseLease(reusable=False))
+        return None
 
-            case State.RELAYING, Completed(clean):
+    def _while_relaying(self, event: Event) -> list[Command] | None:
+        match event:
+            case Completed(clean):
                 return self._close(RecordHead(), ReleaseLease(clean, holds_answer=True))
-            case State.RELAYING, Ended(clean):
+            case Ended(clean):
                 return self._close(ReleaseLease(clean))
-            case State.RELAYING, Erred():
+            case Erred() | DownstreamClosed():
                 return self._close(ReleaseLease(reusable=False))
-            case State.RELAYING, ConnectionClosed(code):
+            case ConnectionClosed(code):
                 return self._break(f"The upstream connection closed (code {code}).")
-            case State.RELAYING, Silent():
+            case Silent():
                 return self._break("The upstream sent no event for too long.")
-            case State.RELAYING, Broken():
+            case Broken():
                 return self._break("The upstream sent something that belongs to no answer.")
-
-            case State.SENT | State.RELAYING, DownstreamClosed():
-                return self._close(ReleaseLease(reusable=False))
-
-        raise UnexpectedEvent(f"{event} while {self.state.name}")
+        return None
 
     def _granted(self, *, holds_chain: bool) -> list[Command]:
         self.state = State.SENT

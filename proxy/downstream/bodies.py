@@ -36,6 +36,7 @@ from proxy.errors import (
     BodyCorrupt,
     BodyTimeout,
     BodyTooLarge,
+    ClientError,
     EncodingUnsupported,
     Overloaded,
 )
@@ -56,6 +57,7 @@ PIECE_BYTES: Final = 64 * 1024  # input handed to a decoder at once
 STEP_BYTES: Final = 256 * 1024  # output asked of a decoder at once
 INLINE_ENCODED_BYTES: Final = 1024 * 1024  # larger bodies are decoded in a thread
 INLINE_DECODED_BYTES: Final = 4 * 1024 * 1024  # and so are those that turn out larger than this
+NO_BYTE: Final = "no byte of the body arrived for {:g} s (limits.body_timeout_s)"
 
 # RFC 9659 lets an encoder use windows up to 8 MB; twice that bounds what one frame can reserve.
 ZSTD_WINDOW_LOG: Final = 24
@@ -70,7 +72,7 @@ class BodyLimits:
     body_timeout_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Body:
     """A body as received, and decoded: the same object where no encoding was used."""
 
@@ -94,7 +96,8 @@ class BodyBudget:
 
 class Share:
     """
-    What one body holds of a budget. A context manager: left, all is given back.
+    What one body holds of a budget. `close` gives all of it back, and so does leaving it as a
+    context manager.
 
     A thread that decodes for a client that has left is stopped by its next `charge`.
     """
@@ -108,6 +111,10 @@ class Share:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give back what is held; nothing more can be charged."""
         with self.budget.lock:
             self._is_closed = True
             self.budget.held_bytes -= self.held_bytes
@@ -180,9 +187,7 @@ async def _receive(request: web.Request, limits: BodyLimits, share: Share) -> by
     except web.RequestPayloadError:
         raise BodyCorrupt("the body breaks its own Transfer-Encoding") from None
     except TimeoutError:
-        raise BodyTimeout(
-            f"no byte of the body arrived for {limits.body_timeout_s:g} s (limits.body_timeout_s)"
-        ) from None
+        raise BodyTimeout(NO_BYTE.format(limits.body_timeout_s)) from None
 
 
 async def _receive_rest(content: StreamReader, sink: _Sink, timeout_s: float) -> bytes:
@@ -214,6 +219,21 @@ async def _decode_aside(
             share.charge(len(decoded))
             return decoded
     return await asyncio.to_thread(decode, raw, encodings, max_bytes, share)
+
+
+def decode_at_once(raw: bytes, fields: Sequence[str], max_bytes: int) -> bytes | None:
+    """
+    Decode a body if that is quick; `fields` are its Content-Encoding fields.
+
+    None where it is not, or where the body is to be refused: `read_body` says with what.
+    """
+    try:
+        encodings = parse_encodings(fields)
+        if len(raw) > INLINE_ENCODED_BYTES and encodings:
+            return None
+        return decode(raw, encodings, min(max_bytes, INLINE_DECODED_BYTES))
+    except ClientError:
+        return None
 
 
 def parse_encodings(values: Iterable[str]) -> tuple[str, ...]:

@@ -23,15 +23,24 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import HttpVersion10, HttpVersion11, web
 from aiohttp.streams import EMPTY_PAYLOAD
 
+from proxy.downstream.client import TOO_SLOW
 from proxy.downstream.refusals import refusal
 from proxy.errors import FramingUnsupported
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeAlias
+
     from aiohttp import StreamReader
     from aiohttp.http_parser import RawRequestMessage
 
+    from proxy.downstream.client import ClientConnection
+
+    LendMaker: TypeAlias = Callable[[ClientConnection], "LentProtocol"]
+    OnEnd: TypeAlias = Callable[[ClientConnection], None]
+    Connect: TypeAlias = Callable[[LendMaker, OnEnd], ClientConnection]
+
 _OTHER_VERSION: Final = web.RequestKey("other_version", bool)
-_TOO_SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 # A new connection whose request is still on its way is waited for so long before the end.
 _FIRST_WORDS_S: Final = 1.0
@@ -46,15 +55,18 @@ def build_runner(
     max_header_bytes: int = 32 * 1024,
     lingering_time_s: float = 1.0,
     shutdown_timeout_s: float = 1.0,
+    connect: Connect | None = None,
 ) -> FrontRunner:
     """
     Make the runner for a client-facing application.
 
     `max_header_bytes` bounds the request line and each header field. `shutdown_timeout_s` is how
-    long `cleanup` waits for handlers; draining before that is the caller's business.
+    long `cleanup` waits for handlers; draining before that is the caller's business. `connect`
+    makes the protocol of each connection; without it aiohttp's reads all of them.
     """
     return FrontRunner(
         app,
+        connect,
         header_timeout_s=header_timeout_s,
         access_log=None,
         auto_decompress=False,
@@ -67,12 +79,20 @@ def build_runner(
 
 
 class FrontRunner(web.AppRunner):
-    """An AppRunner whose server makes our protocol instead of aiohttp's."""
+    """An AppRunner whose server makes our protocols instead of aiohttp's."""
 
-    __slots__ = ("_first_words_s", "_header_timeout_s")
+    __slots__ = ("_connect", "_first_words_s", "_header_timeout_s")
 
-    def __init__(self, app: web.Application, *, header_timeout_s: float, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        app: web.Application,
+        connect: Connect | None,
+        *,
+        header_timeout_s: float,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(app, **kwargs)
+        self._connect = connect
         self._header_timeout_s = header_timeout_s
         self._first_words_s = _FIRST_WORDS_S
 
@@ -102,18 +122,19 @@ class FrontRunner(web.AppRunner):
                 return
 
     def _has_newcomer(self) -> bool:
-        connections = self.server.connections if self.server is not None else ()
-        return any(isinstance(each, _Handler) and each.is_new for each in connections)
+        return isinstance(self.server, _Server) and self.server.has_newcomer()
 
     async def _make_server(self) -> web.Server:
         server = await super()._make_server()
-        return _Server(server, self._header_timeout_s)
+        return _Server(server, self._header_timeout_s, self._connect)
 
 
 class _Server(web.Server):
-    """A copy of aiohttp's server for the application, but for the protocol it makes."""
+    """A copy of aiohttp's server for the application, but for the protocols it makes."""
 
-    def __init__(self, server: web.Server, header_timeout_s: float) -> None:
+    def __init__(
+        self, server: web.Server, header_timeout_s: float, connect: Connect | None
+    ) -> None:
         super().__init__(
             server.request_handler,
             request_factory=functools.partial(_make_request, server.request_factory),
@@ -121,9 +142,38 @@ class _Server(web.Server):
             **server._kwargs,  # noqa: SLF001  the runner's settings, completed by the application
         )
         self._header_timeout_s = header_timeout_s
+        self._connect = connect
+        self._clients: set[ClientConnection] = set()
 
-    def __call__(self) -> web.RequestHandler:
-        return _Handler(self, self._header_timeout_s, loop=self._loop, **self._kwargs)
+    def __call__(self) -> Any:
+        """Make the protocol of a new connection."""
+        if self._connect is None:
+            return self._lend(None)
+        client = self._connect(self._lend, self._clients.discard)
+        self._clients.add(client)
+        return client
+
+    def _lend(self, client: ClientConnection | None) -> LentProtocol:
+        return LentProtocol(self, client, self._header_timeout_s, loop=self._loop, **self._kwargs)
+
+    def has_newcomer(self) -> bool:
+        """Tell whether a connection is open that has not sent its first request yet."""
+        return any(client.is_new for client in self._clients) or any(
+            isinstance(each, LentProtocol) and each.client is None and each.is_new
+            for each in self.connections
+        )
+
+    def pre_shutdown(self) -> None:
+        """Take no more requests."""
+        for client in list(self._clients):
+            client.close_when_at_rest()
+        super().pre_shutdown()
+
+    async def shutdown(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  aiohttp's
+        """Wait for the turns under way, then for aiohttp's handlers; cut off what is left."""
+        if self._clients:
+            await asyncio.gather(*(client.finish(timeout) for client in self._clients))
+        await super().shutdown(timeout)
 
 
 class _BrokenBody(web.RequestPayloadError, TimeoutError):
@@ -171,13 +221,32 @@ def check_framing(request: web.Request) -> None:
         raise FramingUnsupported("of transfer codings, only chunked under HTTP/1.1 is supported")
 
 
-class _Handler(web.RequestHandler):
+def _shows_its_rest() -> bool:
+    # What `LentProtocol` knows of aiohttp beyond what is promised.
+    known = {"_waiter", "_messages", "_close", "_keepalive_timeout", "_next_keepalive_close_time"}
+    return known <= set(web.RequestHandler.__slots__) and hasattr(
+        web.RequestHandler, "_process_keepalive"
+    )
+
+
+RESTS_VISIBLY: Final = _shows_its_rest()
+"""Whether aiohttp's protocol can be shared with ours. If not, it reads all requests."""
+
+
+class LentProtocol(web.RequestHandler):
     """aiohttp's protocol, with a timer that runs while a head is awaited."""
 
-    __slots__ = ("_body", "_head_begun", "_head_timer", "_header_timeout_s")
+    __slots__ = ("_body", "_head_begun", "_head_timer", "_header_timeout_s", "client")
 
-    def __init__(self, server: web.Server, header_timeout_s: float, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        server: web.Server,
+        client: ClientConnection | None,
+        header_timeout_s: float,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(server, **kwargs)
+        self.client = client
         self._header_timeout_s = header_timeout_s
         self._head_timer: asyncio.TimerHandle | None = None
         self._head_begun = False
@@ -188,11 +257,19 @@ class _Handler(web.RequestHandler):
         """Whether the connection is open, and the head of its first request is still awaited."""
         return self.transport is not None and not self._request_count
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether all requests so far are answered, and the next one is waited for."""
+        waiter = self._waiter
+        return not (waiter is None or waiter.done() or self._messages or self._close)
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to wait for a head."""
         super().connection_made(transport)
         self._start_head_timer()
 
     def data_received(self, data: bytes) -> None:
+        """Take what the socket has read."""
         heads = self._request_count
         # aiohttp calls this with no data to go on after a pause.
         is_body = not (data and self._body.is_eof())
@@ -232,6 +309,7 @@ class _Handler(web.RequestHandler):
         return response
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        """Let go of everything."""
         self._stop_head_timer()
         super().connection_lost(exc)
 
@@ -248,5 +326,17 @@ class _Handler(web.RequestHandler):
         if self.transport is None or self._request_in_progress:
             return
         if self._head_begun:
-            self.transport.write(_TOO_SLOW)
+            self.transport.write(TOO_SLOW)
         self.force_close()
+
+    # While a turn is under way that aiohttp knows nothing of, it believes to be idle.
+
+    def close(self) -> None:
+        """Take no more requests; the transport is closed when none is under way."""
+        if self.client is None or not self.client.is_busy:
+            super().close()
+
+    def _process_keepalive(self) -> None:
+        if self.client is not None and self.client.is_busy:
+            self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+        super()._process_keepalive()

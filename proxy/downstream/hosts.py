@@ -41,8 +41,7 @@ def check_host(
     `allowed_origins` are origins as browsers send them, such as `http://localhost:3000`.
     """
     host = request.headers.get("Host", "").lower()
-    name = _host_name(host)
-    if not (is_loopback(name) or name in allowed_hosts or host in allowed_hosts):
+    if not is_allowed_host(host, allowed_hosts):
         raise HostRefused("this Host is not served here (security.allowed_hosts)")
     origin = request.headers.get("Origin")
     if origin is None or origin in allowed_origins:
@@ -63,6 +62,13 @@ def host_guard(allowed_hosts: Collection[str], allowed_origins: Collection[str])
         return await handler(request)
 
     return guard
+
+
+def is_allowed_host(host: str, allowed_hosts: Collection[str]) -> bool:
+    """Tell whether a Host field names this machine, or one of `allowed_hosts`."""
+    host = host.lower()
+    name = _host_name(host)
+    return is_loopback(name) or name in allowed_hosts or host in allowed_hosts
 
 
 @lru_cache(maxsize=256)

@@ -11,7 +11,6 @@ other upgrades are tunnelled.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,28 +22,29 @@ from proxy.core.principals import Identities
 from proxy.core.reasons import Mode, Reason
 from proxy.core.request import RESPONSES
 from proxy.downstream.bodies import Body, BodyBudget, BodyLimits, Share, read_body
+from proxy.downstream.carrier import Services, mode_headers
+from proxy.downstream.client import FAILED, handed_over
 from proxy.downstream.deadlines import check_framing
-from proxy.downstream.driver import Driver, Services, mode_headers
-from proxy.downstream.hosts import check_host
+from proxy.downstream.driver import Driver
+from proxy.downstream.express import Client, DeadlineWatch, Express
+from proxy.downstream.hosts import check_host, is_allowed_host
+from proxy.downstream.intake import Caller, Intake
+from proxy.downstream.record import TurnRecord
 from proxy.downstream.refusals import refusal, refuse
 from proxy.errors import TurnwireError
-from proxy.observe.facts import TurnFacts
-from proxy.observe.log import log_turn
 from proxy.upstream.passthrough import check_loop
 from proxy.upstream.tunnel import tunnel
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from proxy.core.plan import Plan
     from proxy.core.principals import Principal
     from proxy.core.request import Endpoint
+    from proxy.downstream.heads import PlainHead
     from proxy.downstream.shadow import Shadow
-    from proxy.observe.facts import Watch, Would
+    from proxy.observe.facts import Watch
     from proxy.observe.metrics import Metrics
-
-# What is logged as the status of a turn whose client left before it had one (nginx's number).
-CLIENT_CLOSED = 499
 
 TURN_PATHS = {"/v1/responses": RESPONSES, "/responses": RESPONSES}
 CHAT_PATHS = {"/v1/chat/completions": CHAT, "/chat/completions": CHAT}
@@ -83,6 +83,7 @@ class Front:
         watch: Watch,
         shadow: Shadow | None = None,
     ) -> None:
+        self.is_draining: Callable[[], bool] = lambda: False
         self._settings = settings
         self._watch = watch
         self._shadow = shadow
@@ -93,6 +94,10 @@ class Front:
         self._identities = Identities(settings.identity_headers, settings.secret)
         self._budget = BodyBudget(settings.max_inflight_body_bytes)
         self._endpoints = TURN_PATHS | (CHAT_PATHS if settings.translates_chat else {})
+        self._loop = asyncio.get_running_loop()
+        timing = services.timing
+        shortest_s = min(timing.first_event_timeout_s, timing.silence_timeout_s, timing.keepalive_s)
+        self._deadlines = DeadlineWatch(min(1.0, shortest_s / 4))
 
     def application(self) -> web.Application:
         """Return the aiohttp application with the one route."""
@@ -112,7 +117,7 @@ class Front:
             if request.writer.output_size:
                 raise  # aiohttp logs it, and breaks off what has begun
             self._log.exception("failed")
-            return refuse(TurnwireError("Turnwire failed; its log says where"))
+            return refuse(TurnwireError(FAILED))
 
     async def _route(self, request: web.Request) -> web.StreamResponse:
         settings = self._settings
@@ -133,49 +138,60 @@ class Front:
         return response
 
     async def _turn(self, request: web.Request, endpoint: Endpoint) -> web.StreamResponse:
-        loop = asyncio.get_running_loop()
-        principal = self._identities.of(request.headers.items())
-        with Share(self._budget) as share:
-            body = await read_body(request, self._settings.body_limits, share)
-            record = _TurnRecord(
-                self._metrics, self._log, self._watch, principal, len(body.decoded), loop.time()
-            )
-            self._metrics.turn_started()
-            try:
-                return await self._carry_out(request, body, record, endpoint)
-            finally:
-                record.close(loop.time())
+        intake = handed_over(request)
+        if intake is None:
+            intake = await self._read(request, endpoint)
+        try:
+            return await self._carry_out(request, intake)
+        finally:
+            self.close(intake)
 
-    async def _carry_out(
-        self, request: web.Request, body: Body, record: _TurnRecord, endpoint: Endpoint
-    ) -> web.StreamResponse:
-        principal = record.principal
-        plan = self._plan(principal, body, endpoint)
-        record.planned(plan)
-        for gap in plan.gaps:
-            for name in gap.fields:
-                self._metrics.gap(name)
-            self._log.info("normalisation_gap", turn=record.turn_id, fields=list(gap.fields))
+    async def _read(self, request: web.Request, endpoint: Endpoint) -> Intake:
+        principal = self._identities.of(request.headers.items())
+        share = Share(self._budget)
+        try:
+            body = await read_body(request, self._settings.body_limits, share)
+        except BaseException:
+            share.close()
+            raise
+        return self.take_in(principal, body, share, endpoint)
+
+    def take_in(self, principal: Principal, body: Body, share: Share, endpoint: Endpoint) -> Intake:
+        """Plan the turn of a body that is here; `close` must follow, whatever becomes of it."""
+        now = self._loop.time()
+        record = TurnRecord(
+            self._metrics, self._log, self._watch, principal, len(body.decoded), now
+        )
+        try:
+            plan = self._plan(principal, body, endpoint)
+            record.planned(plan)
+        except BaseException:
+            share.close()
+            record.close(self._loop.time())
+            raise
+        return Intake(principal, body, share, record, plan)
+
+    def close(self, intake: Intake) -> None:
+        """Take note that a turn is over, however it went."""
+        intake.share.close()
+        intake.record.close(self._loop.time())
+
+    async def _carry_out(self, request: web.Request, intake: Intake) -> web.StreamResponse:
+        plan, record = intake.plan, intake.record
         if self._shadow is not None:
             record.passed_through(self._shadow.reason(plan))
             response = await self._shadow.relay(
-                request, body, principal, plan, record.turn_id, record.would_be
+                request, intake.body, intake.principal, plan, record.turn_id, record.would_be
             )
-            record.status = response.status
-            return response
-        if isinstance(plan, PassThrough):
-            if plan.field is not None:
-                self._metrics.untranslatable(plan.field)
-                self._log.info("untranslatable", turn=record.turn_id, field=plan.field)
+        elif isinstance(plan, PassThrough):
             record.passed_through(plan.reason)
             response = await self._services.passthrough.relay(
-                request, body=body.raw, extra_headers=mode_headers(Mode.HTTP, plan.reason)
+                request, body=intake.body.raw, extra_headers=mode_headers(Mode.HTTP, plan.reason)
             )
-            record.status = response.status
-            return response
-        driver = Driver(self._services, request, body, principal, plan, f"req_{record.turn_id}")
-        record.driver = driver
-        response = await driver.run()
+        else:
+            driver = Driver(self._services, request, intake)
+            record.carrier = driver
+            response = await driver.run()
         record.status = response.status
         return response
 
@@ -191,109 +207,38 @@ class Front:
                 return PassThrough(why, plan.request)
         return plan
 
+    # The express way.
 
-class _TurnRecord:
-    """What is told of one turn when it is over: one log line, the metrics, and whoever watches."""
+    @property
+    def budget(self) -> BodyBudget:
+        """What all bodies share."""
+        return self._budget
 
-    def __init__(
-        self,
-        metrics: Metrics,
-        log: Any,
-        watch: Watch,
-        principal: Principal,
-        bytes_in: int,
-        read_at: float,
-    ) -> None:
-        self.turn_id = secrets.token_hex(16)
-        self.principal = principal
-        self.driver: Driver | None = None
-        self.model: str | None = None
-        self.status = CLIENT_CLOSED
-        self._previous: str | None = None
-        self._would: Would | None = None
-        self._response: str | None = None
-        self._watch = watch
-        self._http_reason = Reason.UNPARSABLE
-        self._metrics = metrics
-        self._log = log
-        self._bytes_in = bytes_in
-        self._read_at = read_at
+    def express_caller(self, head: PlainHead) -> Caller | None:
+        """
+        Return who sends a turn, and where to, if a request could be one that goes express.
 
-    def planned(self, plan: Plan) -> None:
-        """Note what is known of the turn before it is sent."""
-        self.model = plan.request.envelope.model if plan.request else None
-        self._previous = plan.previous
+        Whatever would refuse the request is left to `handle`, which says so.
+        """
+        settings = self._settings
+        endpoint = self._endpoints.get(head.target)
+        if head.method != "POST" or endpoint is None:
+            return None
+        if settings.check_hosts and not is_allowed_host(head.host, settings.allowed_hosts):
+            return None
+        return Caller(self._identities.of(head.fields), endpoint)
 
-    def would_be(self, would: Would, response_id: str | None) -> None:
-        """Note what would have become of the turn, were it not for shadow mode."""
-        self._would = would
-        self._response = response_id
+    def express(self, client: Client, intake: Intake) -> Express | None:
+        """Return who can carry a turn out without waiting, if that is possible at all."""
+        if isinstance(intake.plan, PassThrough):
+            return None
+        turn = Express(self._services, self._deadlines, client, intake)
+        intake.record.carrier = turn
+        return turn
 
-    def passed_through(self, reason: Reason) -> None:
-        """Note that the turn was planned as plain HTTP."""
-        self._http_reason = reason
-
-    def close(self, now: float) -> None:
-        """Tell it."""
-        driver = self.driver
-        mode = driver.turn.mode if driver else Mode.HTTP
-        reason = driver.turn.reason if driver else self._http_reason
-        bytes_up = driver.bytes_up if driver else self._bytes_in
-        first_event_s = self._since_read(driver.first_event_at if driver else None)
-        duration_s = now - self._read_at
-        if mode is Mode.HTTP and (driver or reason is Reason.TOO_LARGE):
-            self._metrics.fallback(reason)
-        for resend in driver.turn.resends if driver else ():
-            self._metrics.resend(resend)
-        self._metrics.turn_finished(
-            mode,
-            reason,
-            bytes_in=self._bytes_in,
-            bytes_up=bytes_up,
-            duration_s=duration_s,
-            first_event_s=first_event_s,
-            overhead_s=self._since_read(driver.sent_at if driver else None),
-        )
-        log_turn(
-            self._log,
-            turn=self.turn_id,
-            principal=self.principal.label,
-            mode=mode,
-            reason=reason,
-            bytes_in=self._bytes_in,
-            bytes_up=bytes_up,
-            first_event_ms=None if first_event_s is None else first_event_s * 1000,
-            duration_ms=duration_s * 1000,
-            status=self.status,
-            model=self.model,
-            resends=len(driver.turn.resends) if driver else 0,
-            connection=driver.connection_id if driver else None,
-        )
-        self._watch(
-            TurnFacts(
-                turn_id=self.turn_id,
-                principal=self.principal.key,
-                label=self.principal.label,
-                mode=mode,
-                reason=reason,
-                status=self.status,
-                bytes_in=self._bytes_in,
-                bytes_up=bytes_up,
-                ended_at=now,
-                duration_s=duration_s,
-                first_event_s=first_event_s,
-                overhead_s=self._since_read(driver.sent_at if driver else None),
-                model=self.model,
-                resends=tuple(driver.turn.resends) if driver else (),
-                connection=driver.connection_id if driver else None,
-                previous=self._previous,
-                response=driver.response_id if driver else self._response,
-                would=self._would,
-            )
-        )
-
-    def _since_read(self, moment: float | None) -> float | None:
-        return None if moment is None else moment - self._read_at
+    def log_failure(self) -> None:
+        """Log the exception that is being handled: a turn failed by a fault of ours."""
+        self._log.exception("failed")
 
 
 async def _meet_expectation(request: web.Request) -> web.Response | None:

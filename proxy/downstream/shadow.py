@@ -26,8 +26,8 @@ from proxy.core.shadow import Opinions, ShadowLease, ShadowPool, Verdict
 from proxy.core.sse import SseReader, TooLong
 from proxy.core.turn import State
 from proxy.core.verdicts import parse_error
+from proxy.downstream.carrier import Services, make_turn, mode_headers
 from proxy.downstream.decoding import Undecodable, make_decoder
-from proxy.downstream.driver import Services, make_turn, mode_headers
 from proxy.observe.facts import Would
 
 if TYPE_CHECKING:

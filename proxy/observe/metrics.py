@@ -13,23 +13,31 @@ from __future__ import annotations
 
 import asyncio
 import platform
+from bisect import bisect_left
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from proxy.core.reasons import Mode, Reason
 from proxy.core.shadow import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 OTHER: Final = "other"
 
@@ -224,14 +232,79 @@ DEFINITIONS: Final = (
 _BY_NAME: Final = {definition.name: definition for definition in DEFINITIONS}
 
 
-@dataclass(slots=True)
-class _Counted:
-    """Where the turns of one mode and reason are counted; a time that never came has no series."""
+class _Distribution:
+    """How often a value fell into each bucket, as plain numbers."""
 
-    mode: str
-    turns: Counter
-    duration: Histogram
-    first_event: Histogram | None = None
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
+        """Tell it, cumulated as Prometheus wants it."""
+        bounds = [*map(floatToGoString, self._bounds), "+Inf"]
+        buckets = list(zip(bounds, accumulate(self._counts), strict=True))
+        family.add_metric(labels, buckets, self._sum)
+
+
+class _TurnCounts(Collector):
+    """
+    What is counted of every turn: in plain numbers, which cost a tenth of the library's objects.
+
+    The library is told of them when somebody scrapes. Series appear as it makes them appear: one
+    with labels when it was first counted, one without from the start.
+    """
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        self.bytes_in = 0
+        self.bytes_up = 0
+        self.turns: dict[tuple[str, str], int] = {}
+        self.duration: dict[str, _Distribution] = {}
+        self.first_event: dict[str, _Distribution] = {}
+        self.overhead = _Distribution(OVERHEAD_BUCKETS_S)
+
+    def describe(self) -> Iterable[Metric]:
+        """Name the families."""
+        return self.collect()
+
+    def collect(self) -> Iterable[Metric]:
+        """Tell the numbers."""
+        turns = _counter("turnwire_turns_total")
+        for labels, count in self.turns.items():
+            turns.add_metric(labels, count)
+        yield turns
+        name = "turnwire_turns_in_flight"
+        yield GaugeMetricFamily(name, _BY_NAME[name].meaning, value=self.in_flight)
+        yield _counter("turnwire_downstream_request_bytes_total", self.bytes_in)
+        yield _counter("turnwire_upstream_request_bytes_total", self.bytes_up)
+        overhead = _histogram("turnwire_overhead_seconds")
+        self.overhead.add_to(overhead, ())
+        yield overhead
+        for name, by_mode in (
+            ("turnwire_first_event_seconds", self.first_event),
+            ("turnwire_turn_duration_seconds", self.duration),
+        ):
+            family = _histogram(name)
+            for mode, distribution in by_mode.items():
+                distribution.add_to(family, (mode,))
+            yield family
+
+
+def _counter(name: str, value: float | None = None) -> CounterMetricFamily:
+    spec = _BY_NAME[name]
+    return CounterMetricFamily(name, spec.meaning, value, spec.labels or None)
+
+
+def _histogram(name: str) -> HistogramMetricFamily:
+    return HistogramMetricFamily(name, _BY_NAME[name].meaning, labels=_BY_NAME[name].labels)
 
 
 class _ScrapedGauges(Collector):
@@ -272,17 +345,11 @@ class Metrics:
         PlatformCollector(registry=self.registry)
         GCCollector(registry=self.registry)
 
-        self._counted: dict[tuple[str, str], _Counted] = {}
-        self._turns = self._counter("turnwire_turns_total")
-        self._in_flight = self._gauge("turnwire_turns_in_flight")
+        self._counts = _TurnCounts()
+        self.registry.register(self._counts)
         self._resends = self._counter("turnwire_resends_total")
         self._fallbacks = self._counter("turnwire_fallbacks_total")
         self._passthrough = self._counter("turnwire_passthrough_requests_total")
-        self._bytes_in = self._counter("turnwire_downstream_request_bytes_total")
-        self._bytes_up = self._counter("turnwire_upstream_request_bytes_total")
-        self._overhead = self._histogram("turnwire_overhead_seconds")
-        self._first_event = self._histogram("turnwire_first_event_seconds")
-        self._duration = self._histogram("turnwire_turn_duration_seconds")
         self._shadow_turns = self._counter("turnwire_shadow_turns_total")
         self._shadow_deltas = self._counter("turnwire_shadow_deltas_total")
         self._shadow_bytes = self._counter("turnwire_shadow_upstream_request_bytes_total")
@@ -309,7 +376,7 @@ class Metrics:
 
     def turn_started(self) -> None:
         """Count a turn as begun. Exactly one `turn_finished` must follow."""
-        self._in_flight.inc()
+        self._counts.in_flight += 1
 
     def turn_finished(
         self,
@@ -323,41 +390,31 @@ class Metrics:
         overhead_s: float | None,
     ) -> None:
         """Count a turn as ended; the times that never came about are None."""
-        counted = self._counted.get((mode, reason)) or self._bind(mode, reason)
-        self._in_flight.dec()
-        counted.turns.inc()
-        self._bytes_in.inc(max(bytes_in, 0))
-        self._bytes_up.inc(max(bytes_up, 0))
-        counted.duration.observe(duration_s)
+        counts = self._counts
+        if not (isinstance(mode, Mode) and isinstance(reason, Reason)):
+            mode, reason = _member(Mode, mode), _member(Reason, reason)
+        kind = (mode, reason)
+        counts.in_flight -= 1
+        counts.turns[kind] = counts.turns.get(kind, 0) + 1
+        counts.bytes_in += max(bytes_in, 0)
+        counts.bytes_up += max(bytes_up, 0)
+        _of_mode(counts.duration, mode).observe(duration_s)
         if first_event_s is not None:
-            if counted.first_event is None:
-                counted.first_event = self._first_event.labels(counted.mode)
-            counted.first_event.observe(first_event_s)
+            _of_mode(counts.first_event, mode).observe(first_event_s)
         if overhead_s is not None:
-            self._overhead.observe(overhead_s)
-
-    def _bind(self, mode: str, reason: str) -> _Counted:
-        """Return where turns of this kind are counted; for our own kinds it is remembered."""
-        label = _member(Mode, mode)
-        counted = _Counted(
-            label,
-            self._turns.labels(label, _member(Reason, reason)),
-            self._duration.labels(label),
-        )
-        if isinstance(mode, Mode) and isinstance(reason, Reason):
-            self._counted[mode, reason] = counted
-        return counted
+            counts.overhead.observe(overhead_s)
 
     def summary(self) -> str:
         """Tell in one line what the turns so far saved, or in shadow mode would have saved."""
-        value = self.registry.get_sample_value
-        shadow = _by_mode(self._shadow_turns)
-        turns = shadow if any(shadow.values()) else _by_mode(self._turns)
-        names = "shadow_upstream" if turns is shadow else "upstream", "downstream"
-        sent, received = (
-            (value(f"turnwire_{side}_request_bytes_total") or 0) / 1e6 for side in names
-        )
-        would = ", had it not been shadow mode" if turns is shadow else ""
+        counts, turns = self._counts, _by_mode(self._shadow_turns)
+        sent, would = counts.bytes_up / 1e6, ""
+        if any(turns.values()):
+            name = "turnwire_shadow_upstream_request_bytes_total"
+            sent = (self.registry.get_sample_value(name) or 0) / 1e6
+            would = ", had it not been shadow mode"
+        for (mode, _), count in () if would else counts.turns.items():
+            turns[Mode(mode)] += count
+        received = counts.bytes_in / 1e6
         return (
             f"{sum(turns.values())} turns, of which {turns[Mode.DELTA]} as deltas, "
             f"{turns[Mode.FULL]} in full and {turns[Mode.HTTP]} over HTTP; "
@@ -430,6 +487,13 @@ def _by_mode(turns: Counter) -> dict[Mode, int]:
         if sample.name.endswith("_total"):
             sums[Mode(sample.labels["mode"])] += int(sample.value)
     return sums
+
+
+def _of_mode(by_mode: dict[str, _Distribution], mode: str) -> _Distribution:
+    distribution = by_mode.get(mode)
+    if distribution is None:
+        distribution = by_mode[mode] = _Distribution(TURN_BUCKETS_S)
+    return distribution
 
 
 def _member(kind: type[StrEnum], value: str) -> str:

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from websockets.protocol import Event
 
 _SLOWEST_UPLINK_BYTES_PER_S = 32 * 1024
+_SHORT_READ_BYTES: Final = 2048
 _WHOLE_TEXT_BYTE = bytes([WHOLE_TEXT])
 
 # At DEBUG, `websockets` logs handshake headers, which are credentials, and frames, which are
@@ -225,6 +226,27 @@ class UpstreamConnection(ClientConnection):
         finally:
             self._sending = False
             self._upload_settles_at = self._clock() + len(data) / _SLOWEST_UPLINK_BYTES_PER_S
+
+    @property
+    def unfragmented_bytes(self) -> int:
+        """How long a message may be for `send_short_message`."""
+        return self._settings.fragment_above_bytes
+
+    def send_short_message(self, data: bytes) -> None:
+        """
+        Send one text message of at most `unfragmented_bytes` without waiting for the socket.
+
+        The connection must be open: nobody else has run since it was found to be.
+
+        Raises ConnectionLost as `send_message` does.
+        """
+        # What `protocol.send_text` and `send_data` do, without what a lone whole frame has no need
+        # of: no extension was agreed on, and nothing waits to be written before it.
+        try:
+            self.transport.write(Frame(Opcode.TEXT, data).serialize(mask=True))
+        except OSError as exc:
+            raise ConnectionLost(self._close_code()) from exc
+        self._upload_settles_at = self._clock() + len(data) / _SLOWEST_UPLINK_BYTES_PER_S
 
     async def _send_fragments(self, data: memoryview) -> None:
         size = self._settings.fragment_bytes
@@ -451,8 +473,10 @@ class UpstreamConnection(ClientConnection):
     def _take_whole_frames(self, data: bytes) -> bytes:
         """Take the short text frames that `data` begins with; return what the library must read."""
         sink, position, before = self._sink, 0, -1
-        if sink is None:
+        if sink is None or len(data) < _SHORT_READ_BYTES:
+            # So short a read holds too few events alike for the sink to be better at cutting.
             position = self._cut(data, 0, len(data))
+            sink = None
         while sink is not None and before < position:
             # What the sink leaves is taken by itself: a message that is not like the others.
             self._hand_over(sink)

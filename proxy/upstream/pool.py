@@ -23,6 +23,7 @@ opened ahead of need after the last one was taken, and polite closes. None of th
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 import ssl
 import time
@@ -63,9 +64,10 @@ _BACKOFFS_MAX = 4096
 _CLOCK_ID: int | None = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
 
-def awake_or_not() -> float:
-    """Return monotonic seconds that go on while the machine is suspended."""
-    return time.monotonic() if _CLOCK_ID is None else time.clock_gettime(_CLOCK_ID)
+awake_or_not: Callable[[], float] = (
+    time.monotonic if _CLOCK_ID is None else functools.partial(time.clock_gettime, _CLOCK_ID)
+)
+"""Returns monotonic seconds that go on while the machine is suspended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +246,30 @@ class Pool:
                         lease = Lease(self, record, connection, holds_chain=False)
         self._open_spare_if_wanted(principal)
         return lease
+
+    def take(self, principal: Principal, want: Want | None = None) -> Lease | None:
+        """
+        Lease the connection that `acquire` would lease, or return None if that takes waiting.
+
+        So it does where a connection has to be opened, or asked whether it is alive.
+        """
+        now = self._clock()
+        record = None if self._is_closing else self._book.candidate(principal.key, want, now)
+        if record is None:
+            return None
+        connection = self._connections[record.id]
+        record.last_inbound_at = connection.last_inbound_at
+        if (
+            needs_probe(record, now, self._settings.life)
+            or not connection.is_open
+            or not connection.is_quiet
+        ):
+            return None
+        granted = self._book.grant(record, want, now)
+        connection.become_busy()
+        if not granted.holds_chain:
+            self._open_spare_if_wanted(principal)
+        return Lease(self, record, connection, holds_chain=granted.holds_chain)
 
     async def _take_up(
         self, record: ConnectionRecord, principal: Principal, *, holds_chain: bool

@@ -37,6 +37,11 @@ def make_store(max_bytes: int = 1_000_000, clock: Clock | None = None) -> ChainS
     return ChainStore(seed=7, max_bytes=max_bytes, ttl_s=TTL_S, timer=clock or Clock())
 
 
+def prefixes(store: ChainStore, principal: str, raw: bytes) -> list[Prefix]:
+    """Return all known beginnings of a body, longest first."""
+    return list(store.prefixes(principal, store.walk(raw)))
+
+
 def make_head(
     name: str, raw: bytes, principal: str = "p", like: Head | None = None
 ) -> tuple[Head, Prefix]:
@@ -74,10 +79,10 @@ def test_a_head_is_found_by_bytes_history_and_id() -> None:
     store = make_store()
     head = record(store, "resp_1", FIRST)
 
-    assert [prefix.history for prefix in store.prefixes("p", SECOND)] == [head.history]
+    assert [prefix.history for prefix in prefixes(store, "p", SECOND)] == [head.history]
     assert list(store.heads_at(head.history)) == [head]
     assert store.head_of("p", "resp_1") is head
-    assert not store.prefixes("q", SECOND)
+    assert not prefixes(store, "q", SECOND)
     assert store.head_of("q", "resp_1") is None
     assert not list(store.heads_at(FINGERPRINTS.root("q")))
     assert len(store) == 1
@@ -135,7 +140,7 @@ def test_forgetting() -> None:
         store.forget(head)
         assert store.head_of("p", "resp_1") is None
         assert not list(store.heads_at(head.history))
-        assert not store.prefixes("p", SECOND)
+        assert not prefixes(store, "p", SECOND)
         assert (len(store), store.size_bytes) == (0, 0)
 
 
@@ -148,7 +153,7 @@ def test_a_head_is_gone_when_its_time_is_up() -> None:
 
     assert store.head_of("p", "resp_1") is None
     assert not list(store.heads_at(head.history))
-    assert not store.prefixes("p", SECOND)
+    assert not prefixes(store, "p", SECOND)
     assert store.size_bytes == 0
 
 
@@ -172,7 +177,7 @@ def test_what_exceeds_the_store_is_not_held() -> None:
     store = make_store(max_bytes=1000)
     record(store, "resp_1", FIRST)
     assert (len(store), store.size_bytes) == (0, 0)
-    assert not store.prefixes("p", SECOND)
+    assert not prefixes(store, "p", SECOND)
 
     store = make_store(max_bytes=5000)
     record(store, "resp_1", body(user("a"), instructions="x" * 9000))
@@ -219,7 +224,7 @@ def test_a_chain_keeps_its_last_heads() -> None:
 
         kept = [number for number in range(10) if store.head_of("p", f"resp_{number}")]
         assert kept == list(range(0 if stored else 10 - LINEAGE_KEPT, 10))
-        assert len(store.prefixes("p", body(*items))) == LINEAGE_KEPT
+        assert len(prefixes(store, "p", body(*items))) == LINEAGE_KEPT
 
 
 BODIES = [
@@ -297,7 +302,7 @@ class Store(RuleBasedStateMachine):
             assert (found is head) == (head in heads)
             assert (head in list(self.store.heads_at(head.history))) == (head in heads)
         for head, raw, _ in self.model.values():
-            for prefix in self.store.prefixes(head.principal, raw):
+            for prefix in prefixes(self.store, head.principal, raw):
                 assert any(
                     other.history == prefix.history and other.principal == head.principal
                     for other in heads

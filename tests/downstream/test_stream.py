@@ -182,12 +182,12 @@ class _Recording:
 def writes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
     """Collect all that is written to clients, write by write."""
     made: list[bytes] = []
-    connection_made = deadlines._Handler.connection_made
+    connection_made = deadlines.LentProtocol.connection_made
 
     def record(self: Any, transport: asyncio.Transport) -> None:
         connection_made(self, _Recording(transport, made))
 
-    monkeypatch.setattr(deadlines._Handler, "connection_made", record)
+    monkeypatch.setattr(deadlines.LentProtocol, "connection_made", record)
     return made
 
 
