@@ -31,6 +31,7 @@ from websockets.asyncio.client import connect
 from wire import Peer, read_message, talk
 from wsserver import upstream as ws_upstream
 
+from proxy.downstream import driver
 from proxy.simulator import Simulator
 from proxy.simulator.agent import user
 from proxy.simulator.faults import Break, End, ErrorReply, SlowStream
@@ -45,6 +46,7 @@ else:
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
+    from aiohttp import web
     from harness import Stack
 
 ROOT = Path(__file__).parents[1]
@@ -502,6 +504,26 @@ async def test_a_client_that_leaves_is_noticed_at_once(streamed: bool, after_eve
         await eventually(lambda: s.facts("turn"))
         (turn,) = s.facts("turn")
         assert turn["status"] == 499
+        assert (await post(s, json.dumps(BODY).encode())).status == 200
+
+
+async def test_a_client_that_leaves_while_it_is_written_to_is_no_error(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Whoever notices first that a client has left, its turn ends, and no error is logged."""
+    finish = driver.Driver._finish
+
+    async def finish_too_late(self: driver.Driver) -> web.StreamResponse:
+        self._http.transport.abort()
+        return await finish(self)
+
+    async with stack(connections=NO_SPARES) as s:
+        with monkeypatch.context() as patch:
+            patch.setattr(driver.Driver, "_finish", finish_too_late)
+            with pytest.raises(aiohttp.ClientError):
+                await post(s, json.dumps(BODY | {"stream": True}).encode())
+            await eventually(lambda: s.facts("turn"))
+        assert s.facts("turn")[0]["status"] == 499
         assert (await post(s, json.dumps(BODY).encode())).status == 200
 
 

@@ -111,8 +111,10 @@ class Front:
             return await self._route(request)
         except TurnwireError as error:
             return refuse(error)
-        except OSError:
-            raise  # the client has left
+        except ConnectionError:
+            # The client has left, and the first to notice was what wrote to it. Mostly aiohttp
+            # notices first, and cancels us; to it this is the same, and nothing went wrong.
+            raise asyncio.CancelledError from None
         except Exception:
             if request.writer.output_size:
                 raise  # aiohttp logs it, and breaks off what has begun
