@@ -50,6 +50,11 @@ from proxy.upstream.passthrough import Passthrough
 from proxy.upstream.pool import Pool, PoolSettings
 from proxy.upstream.tasks import cancel_and_wait, spawn
 
+try:
+    import resource
+except ImportError:  # Windows, which has no such limits
+    resource = None  # type: ignore[assignment]
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
@@ -62,6 +67,8 @@ if TYPE_CHECKING:
     from proxy.downstream.deadlines import Connect
 
 SWITCHING_PROTOCOLS = 101
+_MANY_DESCRIPTORS = 65_536
+
 EXIT_OK = 0
 EXIT_FAILED = 1
 
@@ -416,8 +423,29 @@ def run(config: Config) -> int:
     logging.configure(config.log.level, config.log.format)
     if config.tuning.malloc:
         keep_freed_memory()
+    allow_descriptors()
     with asyncio.Runner(loop_factory=loop_factory(config)) as runner:
         return runner.run(serve(config))
+
+
+def allow_descriptors() -> int:
+    """
+    Allow ourselves as many descriptors as the system lets us; return how many that is, or 0.
+
+    The usual limit of 1024, or 256, is there for programs that use select(), which we do not. A
+    thousand conversations take two thousand sockets, and what has no descriptor left drops clients.
+    """
+    if resource is None:
+        return 0
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MANY_DESCRIPTORS if hard == resource.RLIM_INFINITY else hard
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return soft
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError):  # macOS names a hard limit that it does not grant
+        return soft
+    return wanted
 
 
 def keep_freed_memory() -> bool:

@@ -352,16 +352,12 @@ def test_tells_a_clock_that_is_off(now, code, words):
     assert words in finding.fact
 
 
-async def test_warns_of_few_descriptors():
-    """The limit that is compared is that of this process."""
+async def test_warns_of_few_descriptors(monkeypatch):
+    """The limit that is compared is the hard one, to which serving raises the other."""
     resource = pytest.importorskip("resource")
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     async with Simulator() as sim:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
-        try:
-            found = await findings(sim.base_url)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 512))
+        found = await findings(sim.base_url)
 
     assert found[Check.DESCRIPTORS].code is Code.FEW_DESCRIPTORS
     assert "about 224 agents" in found[Check.DESCRIPTORS].fact

@@ -36,6 +36,27 @@ def test_the_setting_decides(switch, monkeypatch):
     monkeypatch.setattr(app, "keep_freed_memory", lambda: done.append("malloc"))
     monkeypatch.setattr(app.logging, "configure", lambda *_: None)
     monkeypatch.setattr(app, "serve", serve)
+    monkeypatch.setattr(app, "allow_descriptors", lambda: 0)
 
     assert app.run(Config(tuning=TuningConfig(malloc=switch))) == 0
     assert done == (["malloc", "serve"] if switch else ["serve"])
+
+
+def test_descriptors_are_those_that_the_system_allows(monkeypatch):
+    """The soft limit is raised to the hard one; what can't be raised is left as it is."""
+    limits = [1024, 4096]
+
+    def set_limits(_kind, wanted):
+        if wanted[0] > 10_000:
+            raise ValueError
+        limits[:] = wanted
+
+    monkeypatch.setattr(app.resource, "getrlimit", lambda _: tuple(limits))
+    monkeypatch.setattr(app.resource, "setrlimit", set_limits)
+
+    assert app.allow_descriptors() == 4096
+    assert limits == [4096, 4096]
+    limits[:] = [256, app.resource.RLIM_INFINITY]
+    assert app.allow_descriptors() == 256
+    monkeypatch.setattr(app, "resource", None)
+    assert app.allow_descriptors() == 0

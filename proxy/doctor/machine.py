@@ -93,16 +93,17 @@ def descriptors(config: Config) -> Finding:
         import resource  # noqa: PLC0415  there is none on Windows
     except ImportError:
         return skipped(Check.DESCRIPTORS, "this system has no such limit")
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # `serve` raises the soft one to it
     needed = 2 * config.connections.max_total + _DESCRIPTORS_BESIDES
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return fine(Check.DESCRIPTORS, f"{soft} files may be open, {needed} may be needed")
-    served = max(0, (soft - _DESCRIPTORS_BESIDES) // 2)
+    if hard == resource.RLIM_INFINITY or hard >= needed:
+        allowed = "any number of" if hard == resource.RLIM_INFINITY else hard
+        return fine(Check.DESCRIPTORS, f"{allowed} files may be open, {needed} may be needed")
+    served = max(0, (hard - _DESCRIPTORS_BESIDES) // 2)
     return warn(
         Check.DESCRIPTORS,
         Code.FEW_DESCRIPTORS,
-        f"{soft} files may be open: enough for about {served} agents at one time",
-        f"for more, `ulimit -n {needed}` in the shell, LimitNOFILE={needed} in a systemd unit",
+        f"{hard} files may be open: enough for about {served} agents at one time",
+        f"for more, `ulimit -Hn {needed}` in the shell, LimitNOFILE={needed} in a systemd unit",
     )
 
 
