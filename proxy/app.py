@@ -45,6 +45,7 @@ from proxy.observe.admin import Health, State, build_admin_app
 from proxy.observe.live import Live
 from proxy.observe.metrics import Metrics, watch_loop_lag
 from proxy.observe.page import add_page
+from proxy.observe.tracing import Tracing, open_tracing
 from proxy.upstream.connection import ConnectionSettings
 from proxy.upstream.passthrough import Passthrough
 from proxy.upstream.pool import Pool, PoolSettings
@@ -256,7 +257,15 @@ class Turnwire:
             self.log,
             self.live.turn_finished,
             shadow,
+            self._open_tracing(),
         )
+
+    def _open_tracing(self) -> Tracing | None:
+        if not self.config.tracing.enabled:
+            return None
+        tracing = open_tracing(self.config.upstream, __version__)
+        self._stack.push_async_callback(asyncio.to_thread, tracing.close)
+        return tracing
 
     def _make_live(self) -> Live:
         config = self.config
@@ -292,6 +301,7 @@ def is_express(config: Config) -> bool:
         config.tuning.express
         and config.websocket.enabled
         and config.mode != "shadow"
+        and not config.tracing.enabled  # a span begins with the request's headers
         and RESTS_VISIBLY
     )
 

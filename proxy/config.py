@@ -567,6 +567,16 @@ class LogConfig(Section):
     )
 
 
+class TracingConfig(Section):
+    """OpenTelemetry; where spans go is said by the SDK's own variables (OTEL_...)."""
+
+    enabled: bool = Field(
+        default=False,
+        description="Send a span of each turn to the OpenTelemetry collector that "
+        "OTEL_EXPORTER_OTLP_ENDPOINT names; needs the extra `otel`.",
+    )
+
+
 class TuningConfig(Section):
     """Speed of the process itself; nothing here changes what is sent."""
 
@@ -631,6 +641,7 @@ class Config(Section):
     shutdown: ShutdownConfig = ShutdownConfig()
     security: SecurityConfig = SecurityConfig()
     log: LogConfig = LogConfig()
+    tracing: TracingConfig = TracingConfig()
     tuning: TuningConfig = TuningConfig()
 
     @property

@@ -196,6 +196,11 @@ class ChatReplyReader:
         return f"ChatReplyReader({self._reader!r}, begun={self.begun})"
 
     @property
+    def terminal_message(self) -> bytes:
+        """Upstream's own event that ended the answer."""
+        return self._reader.terminal_message
+
+    @property
     def accepted(self) -> bool:
         """Whether upstream has begun to answer, though there may be nothing to show yet."""
         return self._reader.begun

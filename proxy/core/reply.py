@@ -152,7 +152,8 @@ class ReplyReader:
     one: it is a fault, where on a new connection any first event will do.
 
     Before the end `response_id` is that of the first lifecycle event, if there was any. After it,
-    `terminal` says how the answer ended; `response` is, for a client that does not stream, the
+    `terminal` says how the answer ended, `terminal_message` is the event that ended it unless that
+    was an error; `response` is, for a client that does not stream, the
     body: the response object's bytes, b"" after an error; `refusal` is the error, if it was one;
     `dirty` tells that something followed the end, so that the connection must not be used again.
     """
@@ -170,6 +171,7 @@ class ReplyReader:
         self.refusal: Refusal | None = None
         self.dirty = False
         self.response_id: str | None = None
+        self.terminal_message = b""
         self.response = b""
         self.final_output: list[bytes] = []
         self._stream = stream
@@ -349,6 +351,7 @@ class ReplyReader:
         if not self._stream:
             self.response = _member(message, "response") or b""
         self.state, self.terminal = State.ENDED, kind
+        self.terminal_message = message
         if self._collects_output:
             self.final_output = output
         else:

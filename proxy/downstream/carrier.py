@@ -23,6 +23,7 @@ from proxy.core.plan import Continue, FollowClient, Start
 from proxy.core.reasons import Mode, Reason
 from proxy.core.reply import Kind, ReplyReader
 from proxy.core.turn import Form, State, Turn
+from proxy.core.usage import Usage, read_usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -107,6 +108,10 @@ class Carrier:
     def response_id(self) -> str | None:
         """The response that answers the turn, as far as that is known."""
         return self._reader.response_id if self._reader else None
+
+    def usage(self) -> Usage:
+        """Read what upstream said of the answer's cost when it ended."""
+        return read_usage(self._reader.terminal_message if self._reader else b"")
 
     @property
     def _continued_head(self) -> Head | None:

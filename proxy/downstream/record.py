@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxy.core.plan import PassThrough
 from proxy.core.reasons import Mode, Reason
+from proxy.core.usage import Usage
 from proxy.observe.facts import TurnFacts
 from proxy.observe.log import log_turn
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from proxy.downstream.carrier import Carrier
     from proxy.observe.facts import Watch, Would
     from proxy.observe.metrics import Metrics
+    from proxy.observe.tracing import TurnSpan
 
 # What is logged as the status of a turn whose client left before it had one (nginx's number).
 CLIENT_CLOSED = 499
@@ -36,7 +38,8 @@ class TurnRecord:
     The record of one turn.
 
     `bytes_in` is the size of its decoded body, `read_at` the loop time at which that was here.
-    Set `carrier` once the turn is carried out, and `status` once the reply has one.
+    Set `carrier` once the turn is carried out, and `status` once the reply has one,
+    `span` if the turn is traced.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class TurnRecord:
         self.principal = principal
         self.carrier: Carrier | None = None
         self.status = CLIENT_CLOSED
+        self.span: TurnSpan | None = None
         self._model: str | None = None
         self._previous: str | None = None
         self._would: Would | None = None
@@ -137,28 +141,30 @@ class TurnRecord:
             resends=len(resends),
             connection=connection,
         )
-        self._watch(
-            TurnFacts(
-                turn_id=self.turn_id,
-                principal=self.principal.key,
-                label=self.principal.label,
-                mode=mode,
-                reason=reason,
-                status=self.status,
-                bytes_in=self._bytes_in,
-                bytes_up=bytes_up,
-                ended_at=now,
-                duration_s=duration_s,
-                first_event_s=first_event_s,
-                overhead_s=overhead_s,
-                model=self._model,
-                resends=resends,
-                connection=connection,
-                previous=self._previous,
-                response=response,
-                would=self._would,
-            )
+        facts = TurnFacts(
+            turn_id=self.turn_id,
+            principal=self.principal.key,
+            label=self.principal.label,
+            mode=mode,
+            reason=reason,
+            status=self.status,
+            bytes_in=self._bytes_in,
+            bytes_up=bytes_up,
+            ended_at=now,
+            duration_s=duration_s,
+            first_event_s=first_event_s,
+            overhead_s=overhead_s,
+            model=self._model,
+            resends=resends,
+            connection=connection,
+            previous=self._previous,
+            response=response,
+            would=self._would,
         )
+        self._watch(facts)
+        if self.span is not None:
+            wants_usage = carrier is not None and self.span.wants_usage
+            self.span.end(facts, carrier.usage() if carrier and wants_usage else Usage())
 
     def _since_read(self, moment: float | None) -> float | None:
         return None if moment is None else moment - self._read_at

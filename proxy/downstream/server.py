@@ -32,7 +32,7 @@ from proxy.downstream.intake import Caller, Intake
 from proxy.downstream.record import TurnRecord
 from proxy.downstream.refusals import refusal, refuse
 from proxy.errors import TurnwireError
-from proxy.upstream.passthrough import check_loop
+from proxy.upstream.passthrough import TRACE_HEADERS, check_loop
 from proxy.upstream.tunnel import tunnel
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from proxy.downstream.shadow import Shadow
     from proxy.observe.facts import Watch
     from proxy.observe.metrics import Metrics
+    from proxy.observe.tracing import Tracing, TurnSpan
 
 TURN_PATHS = {"/v1/responses": RESPONSES, "/responses": RESPONSES}
 CHAT_PATHS = {"/v1/chat/completions": CHAT, "/chat/completions": CHAT}
@@ -71,7 +72,11 @@ class FrontSettings:
 
 
 class Front:
-    """Serves every request of the data listener; in shadow mode, `shadow` has all turns."""
+    """
+    Serves every request of the data listener.
+
+    In shadow mode `shadow` has all turns; `tracing`, if it is on, makes a span of each.
+    """
 
     def __init__(
         self,
@@ -82,10 +87,12 @@ class Front:
         log: Any,
         watch: Watch,
         shadow: Shadow | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.is_draining: Callable[[], bool] = lambda: False
         self._settings = settings
         self._watch = watch
+        self._tracing = tracing
         self._shadow = shadow
         self._services = services
         self._planner = planner
@@ -180,6 +187,9 @@ class Front:
 
     async def _carry_out(self, request: web.Request, intake: Intake) -> web.StreamResponse:
         plan, record = intake.plan, intake.record
+        if self._tracing is not None:
+            record.span = self._begin_span(self._tracing, request, plan)
+            request[TRACE_HEADERS] = record.span.headers
         if self._shadow is not None:
             record.passed_through(self._shadow.reason(plan))
             response = await self._shadow.relay(
@@ -196,6 +206,16 @@ class Front:
             response = await driver.run()
         record.status = response.status
         return response
+
+    @staticmethod
+    def _begin_span(tracing: Tracing, request: web.Request, plan: Plan) -> TurnSpan:
+        envelope = plan.request.envelope if plan.request else None
+        return tracing.begin(
+            request.headers,
+            model=envelope.model if envelope else None,
+            stream=envelope is not None and envelope.stream,
+            api="chat_completions" if request.path in CHAT_PATHS else "responses",
+        )
 
     def _plan(self, principal: Principal, body: Body, endpoint: Endpoint) -> Plan:
         if not self._settings.websocket_enabled:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
     from proxy.core.reasons import Mode, Reason
+
+
+_MODEL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,63}")
+
+
+def model_name(model: str | None) -> str | None:
+    """Return a model's name if it looks like one: it is the client's to write."""
+    return model if model is not None and _MODEL_NAME.fullmatch(model) else None
 
 
 @dataclass(frozen=True, slots=True)

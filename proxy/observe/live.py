@@ -16,13 +16,13 @@ from __future__ import annotations
 import asyncio
 import enum
 import math
-import re
 from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from proxy.core.reasons import Mode, Reason
+from proxy.observe.facts import model_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -40,7 +40,6 @@ _CLASS_RATIO: Final = math.log(1.12)  # a latency is told to within 6 %
 _SMALLEST_S: Final = 1e-6
 _ERROR_STATUS: Final = 400
 _ROUNDING_S: Final = 0.01  # of `now`, by which the next snapshot is asked for
-_MODEL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,63}")
 
 
 class Trouble(enum.StrEnum):
@@ -248,9 +247,7 @@ class Live:
             found = self._by_head.get((facts.principal, facts.previous))
         if found is None:
             self._numbers += 1
-            name = facts.model
-            model = name if name is not None and _MODEL_NAME.fullmatch(name) else None
-            began = ended - facts.duration_s
+            began, model = ended - facts.duration_s, model_name(facts.model)
             found = _Conversation(self._numbers, facts.principal, facts.label, model, began, ended)
         self._conversations[found.number] = found
         self._conversations.move_to_end(found.number)

@@ -126,6 +126,11 @@ class Tap(Protocol):
         """Take note that the body has ended, where it was to end."""
 
 
+_TRACE_CONTEXT: Final = ("traceparent", "tracestate")  # W3C Trace Context, section 3
+TRACE_HEADERS: Final = web.RequestKey("trace_headers", dict[str, str])
+"""Under this key a request carries the trace context that goes upstream in place of its own."""
+
+
 def via(instance_id: str) -> str:
     """Give the Via entry (RFC 9110 section 7.6.3) by which this process marks its requests."""
     return f"1.1 turnwire-{instance_id}"
@@ -354,6 +359,10 @@ class Passthrough:
         check_loop(request, self.instance_id)
         headers = self._request_headers(request, body)
         headers.update(handshake)
+        if (trace := request.get(TRACE_HEADERS)) is not None:
+            for name in _TRACE_CONTEXT:
+                headers.popall(name, None)
+            headers.update(trace)
         url = join_url(self.upstream, request.raw_path)
         data: bytes | _Upload | None = None
         if request.body_exists:
