@@ -10,29 +10,46 @@ prove that nothing was lost in translation, and its own digest of each context s
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import functools
 import json
 import os
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import aiohttp
 from chat_agent import ChatAgent, ChatStyle
 from harness import stack
-from test_oracle import DEVIATIONS, KEYS, OPENINGS, PICTURE, ROOMY, Line, Plan, is_delta, run_all
+from test_oracle import (
+    DEVIATIONS,
+    KEYS,
+    OPENINGS,
+    PICTURE,
+    ROOMY,
+    TROUBLE,
+    Line,
+    Plan,
+    is_delta,
+    run_all,
+)
 
 from proxy.simulator import AnswerOptions, SimulatorOptions
 from proxy.simulator.agent import Streaming
 from proxy.simulator.chat import context_of
+from proxy.simulator.faults import RefuseUpgrade
 from proxy.simulator.journal import principal_of
 from proxy.simulator.validate import Transport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from chat_agent import ChatReply
     from harness import Stack
     from test_oracle import Turn
 
+    from proxy.simulator.faults import Fault
     from proxy.simulator.wire import Item
 
 CONVERSATIONS = int(os.environ.get("ORACLE_CHAT_CONVERSATIONS", "30"))
@@ -137,6 +154,58 @@ async def test_arguments_that_a_client_changes_cost_deltas_but_never_an_answer()
         for one, other in zip(straight, proxied, strict=True):
             assert [turn.reply.answer for turn in one] == [turn.reply.answer for turn in other]
         check_contexts(s, plans, proxied)
+
+
+async def test_no_trouble_of_any_kind_changes_an_answer():
+    """With faults in every fifth turn and clients that leave and retry, all answers are right."""
+    plans = [ChatPlan(number) for number in range(2 * len(ChatStyle))]
+    rng = random.Random("chat trouble")
+
+    def planted(fault: Fault) -> Fault:
+        chance = 0.2 if isinstance(fault, RefuseUpgrade) else 0.2 / len(TROUBLE)
+        when = lambda _: rng.random() < chance  # noqa: E731  a name would say no more
+        return replace(fault, times=1_000_000, transport=Transport.WS, when=when)
+
+    async with stack(
+        tolerates=["Cannot write to closing transport"],  # the simulator, when we leave
+        connections=ROOMY,
+        cooldown={"first_s": 0.01, "max_s": 0.05},
+        resends={"budget_ratio": 1},
+        websocket={"first_event_timeout_s": 1, "silence_timeout_s": 1},
+        chat={"retry_refused_s": 0},
+    ) as s:
+        straight = await run_all(plans, functools.partial(ChatAgent, s.straight_url))
+        s.sim.faults.arm(*map(planted, TROUBLE))
+        proxied = await run_all(plans, functools.partial(PatientAgent, s.base_url, rng=rng))
+        s.sim.faults.clear()
+
+        for one, other in zip(straight, proxied, strict=True):
+            assert [turn.reply.answer for turn in one] == [turn.reply.answer for turn in other]
+        s.check_isolation()
+        turns = [turn for own in proxied for turn in own]
+        assert sum(map(is_delta, turns)) > len(turns) / 2
+        await s.idle()
+
+
+@dataclass
+class PatientAgent(ChatAgent):
+    """An agent that tries each request until it is answered, and sometimes leaves in between."""
+
+    rng: random.Random = field(default_factory=random.Random)
+
+    async def post(self, body: bytes, path: str = "/chat/completions") -> ChatReply:
+        """Send a body again and again; one time in ten, give up at a random moment first."""
+        for _ in range(100):
+            attempt = asyncio.get_running_loop().create_task(ChatAgent.post(self, body, path))
+            if self.rng.random() < 0.1:
+                for _ in range(self.rng.randrange(200)):
+                    await asyncio.sleep(0)
+                attempt.cancel()
+            with contextlib.suppress(aiohttp.ClientError, asyncio.CancelledError):
+                reply = await attempt
+                if reply.response is not None:
+                    return reply
+        raise AssertionError("a hundred attempts failed")
 
 
 def test_the_keys_are_those_of_several_people():
