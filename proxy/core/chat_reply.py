@@ -59,18 +59,15 @@ _CALLS: Final = {
 }
 
 
+class _Named(msgspec.Struct):
+    model: str | None = None
+
+
 class _Event(msgspec.Struct):
     type: str = ""
     delta: msgspec.Raw = msgspec.Raw(_NULL)
     output_index: int | None = None
     item: msgspec.Raw = msgspec.Raw(_NULL)
-
-
-class _Named(msgspec.Struct):
-    model: str | None = None
-
-
-class _Lifecycle(msgspec.Struct):
     response: _Named | None = None
 
 
@@ -106,7 +103,6 @@ class _Incomplete(msgspec.Struct):
 
 
 _EVENT = msgspec.json.Decoder(_Event)
-_LIFECYCLE = msgspec.json.Decoder(_Lifecycle)
 _FINAL = msgspec.json.Decoder(_Final)
 _USAGE = msgspec.json.Decoder(_Usage | None)
 _ANY = msgspec.json.Decoder()
@@ -302,7 +298,7 @@ class ChatReplyReader:
         if not event.type.startswith("response."):
             return  # a vendor's own
         if event.type in _BEGINNINGS:
-            self._model = _named_model(message) or self._model
+            self._model = (event.response and event.response.model) or self._model
             return
         self._begin()
         if not self._stream:
@@ -593,15 +589,13 @@ def _read_event(message: bytes) -> _Event:
         delta=msgspec.Raw(found.get("delta", _NULL)),
         output_index=index if isinstance(index, int) and not isinstance(index, bool) else None,
         item=msgspec.Raw(found.get("item", _NULL)),
+        response=_Named(_named_model(found.get("response", _NULL))),
     )
 
 
-def _named_model(message: bytes) -> str | None:
-    try:
-        response = _LIFECYCLE.decode(message).response
-    except (ValueError, RecursionError):
-        return None
-    return None if response is None else response.model
+def _named_model(response: bytes) -> str | None:
+    model = _value(_fields(response).get("model")) if response.startswith(b"{") else None
+    return model if isinstance(model, str) else None
 
 
 def _read_final(response: bytes) -> _Final:

@@ -20,7 +20,6 @@ from proxy.core.reasons import Reason
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from proxy.core.items import Fingerprinter
     from proxy.core.request import Envelope, TurnRequest
 
 # New items that may not follow a chain: upstream would drop its tools (reported), or hold
@@ -294,14 +293,16 @@ def new_head(
     two accounts that upstream gave of it disagree.
     """
     try:
-        output = _agreed_output(answer, request.fingerprints)
-        if output is not None and answer.echo is not None:
-            output = _as_shown(output, answer.echo)
+        items = _agreed_output(answer)
+        if items is not None and answer.echo is not None:
+            items = _as_shown(items, answer.echo)
+        output = None if items is None else _forms(items)
         history = request.history
     except ValueError:
         return None
-    if output is None:
+    if items is None or output is None:
         return None
+    request.fingerprints.remember(items)
     return Head(
         principal=principal,
         response_id=answer.response_id,
@@ -315,19 +316,17 @@ def new_head(
     )
 
 
-def _agreed_output(answer: Answer, fingerprints: Fingerprinter) -> tuple[Form, ...] | None:
+def _agreed_output(answer: Answer) -> list[Item] | None:
     """Read upstream's account of its output, or both; None if they disagree."""
     items = [Item(raw) for raw in answer.final or answer.streamed]
-    output = _forms(items)
     if answer.final and answer.streamed and answer.final != answer.streamed:
         streamed = read_output(answer.streamed)
-        if not _same_output(streamed, output):
+        if not _same_output(streamed, _forms(items)):
             return None
-    fingerprints.remember(items)
-    return output
+    return items
 
 
-def _as_shown(output: Sequence[Form], echo: bytes) -> tuple[Form, ...]:
+def _as_shown(output: Sequence[Item], echo: bytes) -> list[Item]:
     """
     Put the items of a Chat message in the place of those that it shows.
 
@@ -335,8 +334,8 @@ def _as_shown(output: Sequence[Form], echo: bytes) -> tuple[Form, ...]:
     had left it out; anything else upstream knows and the client does not, so the history must be
     sent again.
     """
-    unseen = tuple(form for form in output if form.type not in SHOWN_IN_CHAT)
-    return unseen + read_output(translate([echo]).items)
+    unseen = [item for item in output if item.type not in SHOWN_IN_CHAT]
+    return [*unseen, *(Item(raw) for raw in translate([echo]).items)]
 
 
 def _same_output(one: Sequence[Form], other: Sequence[Form]) -> bool:

@@ -590,8 +590,10 @@ def _members(text: bytes) -> list[splice.Member]:
 
 
 def _member(message: bytes, key: str) -> bytes | None:
-    found = splice.find(_members(message), key)
-    return None if found is None else message[found.start : found.end]
+    try:
+        return splice.fields(message).get(key)
+    except ValueError as error:
+        raise ProtocolFault(f"unreadable message: {error}") from None
 
 
 def _parsed(raw: bytes) -> Any:

@@ -619,7 +619,7 @@ def test_half_an_emoji_in_a_response_is_no_obstacle() -> None:
     assert told["model"] == "m-2"
     assert told["usage"]["total_tokens"] == 3
     created = lifecycle("created", model="m-2").replace(b'"output"', rb'"x":"\ud83d","output"')
-    assert parsed(reader().feed([created, text_delta("a")]))[0]["model"] == "m"
+    assert parsed(reader().feed([created, text_delta("a")]))[0]["model"] == "m-2"
 
 
 def test_a_message_may_have_its_text_for_content() -> None:
