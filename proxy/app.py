@@ -272,8 +272,7 @@ class Turnwire:
         about = {"version": __version__, "mode": config.mode, "upstream": config.upstream}
         live = Live(about, asyncio.get_running_loop().time, time.time)
         live.state = lambda: self.health.state.value
-        value = self.metrics.registry.get_sample_value
-        live.in_flight = lambda: int(value("turnwire_turns_in_flight") or 0)
+        live.in_flight = lambda: self.metrics.in_flight
         return live
 
     def _connected(self, result: str) -> None:

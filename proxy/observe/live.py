@@ -1,8 +1,8 @@
 """
 What the page and `turnwire top` show: the last hour, the conversations of late, what went wrong.
 
-On the way of a turn nothing is computed: its facts are put into a queue, and folded in once a
-second, or when somebody looks. Everything is bounded, whatever the traffic: buckets of time by
+On the way of a turn nothing is computed: its facts are put into a queue, and folded in a few times
+a second, or when somebody looks. Everything is bounded, whatever the traffic: buckets of time by
 their number, latencies by the width of their classes, conversations and their turns by what one can
 look at, causes of trouble by closed sets.
 
@@ -36,7 +36,8 @@ MAX_SHOWN: Final = 40
 MAX_RECENT: Final = 16
 MAX_HEADS: Final = 4096
 MAX_PENDING: Final = 20_000
-_CLASS_RATIO: Final = math.log(1.12)  # a latency is told to within 6 %
+AT_ONCE: Final = 50  # turns, about a millisecond
+_CLASSES: Final = 1 / math.log(1.12)  # to an e-fold: a latency is told to within 6 %
 _SMALLEST_S: Final = 1e-6
 _ERROR_STATUS: Final = 400
 _ROUNDING_S: Final = 0.01  # of `now`, by which the next snapshot is asked for
@@ -55,34 +56,65 @@ class Trouble(enum.StrEnum):
 class Latencies:
     """A distribution of seconds, in classes of which each is 12 % wider than the one before."""
 
-    __slots__ = ("_counts",)
+    __slots__ = ("_count", "_counts")
 
     def __init__(self) -> None:
-        self._counts: Counter[int] = Counter()
+        self._counts: dict[int, int] = {}
+        self._count = 0
 
     def add(self, seconds: float) -> None:
         """Add one value."""
-        self._counts[round(math.log(max(seconds, _SMALLEST_S) / _SMALLEST_S) / _CLASS_RATIO)] += 1
+        place = int(_CLASSES * math.log(seconds / _SMALLEST_S)) if seconds > _SMALLEST_S else 0
+        self._counts[place] = self._counts.get(place, 0) + 1
+        self._count += 1
 
-    def merge(self, other: Latencies) -> None:
-        """Add all values of another one."""
-        self._counts.update(other._counts)
+    def take_out(self, other: Latencies) -> None:
+        """Take out the values of another one, all of which are in here."""
+        for place, count in other._counts.items():
+            self._counts[place] -= count
+            if not self._counts[place]:
+                del self._counts[place]
+        self._count -= other._count
 
     def __len__(self) -> int:
-        return self._counts.total()
+        return self._count
 
     def quantile_ms(self, fraction: float) -> float | None:
         """Return a quantile in milliseconds, None of nothing."""
-        rank, seen = fraction * len(self), 0
+        rank, seen = fraction * self._count, 0
         for place in sorted(self._counts):
             seen += self._counts[place]
             if seen >= rank:
-                return round(_SMALLEST_S * math.exp(place * _CLASS_RATIO) * 1000, 3)
+                middle = (place + 0.5) / _CLASSES
+                return round(_SMALLEST_S * math.exp(middle) * 1000, 3)
         return None
 
 
 def _latencies() -> dict[Mode, Latencies]:
     return {mode: Latencies() for mode in Mode}
+
+
+@dataclass(slots=True)
+class _Times:
+    """Latencies: to the first event by mode, of deltas and of all others; and what we take."""
+
+    first_event: dict[Mode, Latencies] = field(default_factory=_latencies)
+    otherwise: Latencies = field(default_factory=Latencies)
+    overhead: Latencies = field(default_factory=Latencies)
+
+    def add(self, facts: TurnFacts, mode: Mode) -> None:
+        if facts.first_event_s is not None:
+            self.first_event[mode].add(facts.first_event_s)
+            if mode is not Mode.DELTA:
+                self.otherwise.add(facts.first_event_s)
+        if facts.overhead_s is not None:
+            self.overhead.add(facts.overhead_s)
+
+    def take_out(self, other: _Times) -> None:
+        for mode in Mode:
+            self.first_event[mode].take_out(other.first_event[mode])
+        self.otherwise.take_out(other.otherwise)
+        self.overhead.take_out(other.overhead)
 
 
 @dataclass(slots=True)
@@ -93,17 +125,13 @@ class _Bucket:
     turns: dict[Mode, int] = field(default_factory=lambda: dict.fromkeys(Mode, 0))
     bytes_in: int = 0
     bytes_up: int = 0
-    first_event: dict[Mode, Latencies] = field(default_factory=_latencies)
-    overhead: Latencies = field(default_factory=Latencies)
+    times: _Times = field(default_factory=_Times)
 
     def add(self, facts: TurnFacts, mode: Mode, bytes_up: int) -> None:
         self.turns[mode] += 1
         self.bytes_in += facts.bytes_in
         self.bytes_up += bytes_up
-        if facts.first_event_s is not None:
-            self.first_event[mode].add(facts.first_event_s)
-        if facts.overhead_s is not None:
-            self.overhead.add(facts.overhead_s)
+        self.times.add(facts, mode)
 
 
 @dataclass(slots=True, eq=False)
@@ -148,6 +176,7 @@ class Live:
         self._turns = dict.fromkeys(Mode, 0)
         self._bytes_in = self._bytes_up = 0
         self._buckets: dict[int, _Bucket] = {}
+        self._hour = _Times()  # the sum of all buckets
         self._conversations: OrderedDict[int, _Conversation] = OrderedDict()
         self._numbers = 0
         self._by_head: OrderedDict[tuple[str, str], _Conversation] = OrderedDict()
@@ -172,11 +201,11 @@ class Live:
         if result not in ("ok", "cancelled"):
             self._note(Trouble.CONNECT, result, self._wall())
 
-    async def keep_folding(self, interval_s: float = 1.0) -> None:
-        """Fold once a second, until cancelled."""
+    async def keep_folding(self, interval_s: float = 0.25) -> None:
+        """Fold a few times a second, and never many turns in one go, until cancelled."""
         while True:
-            await asyncio.sleep(interval_s)
-            self.fold()
+            await asyncio.sleep(0 if self._pending else interval_s)
+            self.fold(AT_ONCE)
 
     @property
     def bytes_up(self) -> int:
@@ -184,10 +213,10 @@ class Live:
         self.fold()
         return self._bytes_up
 
-    def fold(self) -> None:
+    def fold(self, at_most: int = MAX_PENDING) -> None:
         """Look at the turns that ended since the last time."""
         offset = self._wall() - self._clock()
-        while self._pending:
+        for _ in range(min(at_most, len(self._pending))):
             self._fold(self._pending.popleft(), offset)
 
     def _fold(self, facts: TurnFacts, offset: float) -> None:
@@ -200,6 +229,7 @@ class Live:
         self._bytes_in += facts.bytes_in
         self._bytes_up += bytes_up
         self._bucket(ended).add(facts, mode, bytes_up)
+        self._hour.add(facts, mode)
         conversation = self._conversation_of(facts, ended)
         conversation.last = ended
         conversation.turns[mode] += 1
@@ -237,8 +267,11 @@ class Live:
         if (bucket := self._buckets.get(number)) is None:
             bucket = self._buckets[number] = _Bucket(number)
             while len(self._buckets) > BUCKETS:
-                del self._buckets[min(self._buckets)]
-        return bucket
+                self._drop(min(self._buckets))
+        return self._buckets.get(number, bucket)
+
+    def _drop(self, number: int) -> None:
+        self._hour.take_out(self._buckets.pop(number).times)
 
     def _conversation_of(self, facts: TurnFacts, ended: float) -> _Conversation:
         """Find the conversation that a turn belongs to, or begin one."""
@@ -271,7 +304,7 @@ class Live:
         self.fold()
         now = self._wall()
         for number in [each for each in self._buckets if each <= now // BUCKET_S - BUCKETS]:
-            del self._buckets[number]
+            self._drop(number)
         first = int(since // BUCKET_S)
         return {
             **self._about,
@@ -301,18 +334,14 @@ class Live:
         }
 
     def _totals(self) -> dict[str, object]:
-        first_event, overhead = _latencies(), Latencies()
-        for bucket in self._buckets.values():
-            overhead.merge(bucket.overhead)
-            for mode in Mode:
-                first_event[mode].merge(bucket.first_event[mode])
+        first_event = self._hour.first_event
         return {
             "turns": {mode.value: count for mode, count in self._turns.items()},
             "in_flight": self.in_flight(),
             "bytes_in": self._bytes_in,
             "bytes_up": self._bytes_up,
             "first_event_ms": {mode.value: _quantiles(first_event[mode]) for mode in Mode},
-            "overhead_ms": _quantiles(overhead),
+            "overhead_ms": _quantiles(self._hour.overhead),
             "verdicts": dict(self._verdicts),
         }
 
@@ -364,18 +393,16 @@ def _text_of(trouble: Trouble, reason: str) -> str:
 
 def _told(bucket: _Bucket) -> list[float | None]:
     """Give a bucket as a row: time, turns by mode, bytes in and up, four latencies."""
-    full = Latencies()
-    for mode in (Mode.FULL, Mode.HTTP):
-        full.merge(bucket.first_event[mode])
+    times = bucket.times
     return [
         bucket.number * BUCKET_S,
         *(bucket.turns[mode] for mode in Mode),
         bucket.bytes_in,
         bucket.bytes_up,
-        bucket.first_event[Mode.DELTA].quantile_ms(0.5),
-        full.quantile_ms(0.5),
-        bucket.overhead.quantile_ms(0.5),
-        bucket.overhead.quantile_ms(0.95),
+        times.first_event[Mode.DELTA].quantile_ms(0.5),
+        times.otherwise.quantile_ms(0.5),
+        times.overhead.quantile_ms(0.5),
+        times.overhead.quantile_ms(0.95),
     ]
 
 

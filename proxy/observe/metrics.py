@@ -374,6 +374,11 @@ class Metrics:
             name, spec.meaning, spec.labels, buckets=spec.buckets, registry=self.registry
         )
 
+    @property
+    def in_flight(self) -> int:
+        """How many turns have begun and not ended."""
+        return self._counts.in_flight
+
     def turn_started(self) -> None:
         """Count a turn as begun. Exactly one `turn_finished` must follow."""
         self._counts.in_flight += 1

@@ -219,7 +219,7 @@ def _written(
 
 
 def _seconds(value: float) -> str:
-    return f"{value:.2f} s"
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1000:.0f} ms"
 
 
 def _kilobytes(value: float) -> str:
