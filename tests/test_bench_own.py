@@ -144,6 +144,10 @@ USAGE = [
         ["bench", "agent", "--upstream", "http://u/v1", "--model", "m", "--key-from", "NO_KEY"],
         "NO_KEY is not set",
     ),
+    (
+        ["bench", "agent", "--upstream", "http://u/v1", "--model", "m", "--json", "/none/x.json"],
+        "can't be written",
+    ),
     (["bench", "agent", "--upstream", "u", "--model", "m"], "must be a URL"),
 ]
 

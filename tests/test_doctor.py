@@ -106,6 +106,15 @@ async def test_tells_a_wrong_key():
     assert BAD not in repr(found)
 
 
+async def test_tells_a_key_that_is_none():
+    """What no header can carry is not sent."""
+    async with Simulator() as sim:
+        found = await findings(sim.base_url, "sk-\nkey")
+
+    assert failures(found) == {Check.KEY: Code.WRONG_KEY}
+    assert "sk-" not in repr(found)
+
+
 async def test_says_that_there_is_no_key():
     """Without a key the upstream's 401 is as it should be, and nothing fails."""
     async with Simulator() as sim:
@@ -279,6 +288,15 @@ async def test_tells_a_proxy_that_can_not_be_reached(monkeypatch):
 
     assert failures(found) == {Check.HTTP: Code.PROXY_IN_THE_WAY}
     assert "secret" not in repr(found)
+
+
+async def test_tells_a_proxy_whose_name_does_not_resolve(monkeypatch):
+    """It is the proxy's name that is wrong then, and not the upstream's."""
+    monkeypatch.setenv("http_proxy", "http://proxy.nowhere.invalid:3128")
+    async with Simulator() as sim:
+        found = await findings(sim.base_url)
+
+    assert failures(found) == {Check.HTTP: Code.PROXY_IN_THE_WAY}
 
 
 async def test_tells_a_proxy_that_wants_credentials(monkeypatch):

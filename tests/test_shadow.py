@@ -4,7 +4,7 @@ Shadow mode as a whole: what it tells is what live mode does, and what it relays
 The main test holds the same conversations twice, those of the oracle with all their retries, forks
 and edits, once in live mode and once in shadow mode, each against an upstream of its own. Turn by
 turn, the way and the reason that shadow mode names must be those that live mode took. The
-environment variable `SHADOW_CONVERSATIONS` changes the number of conversations (20).
+environment variable `SHADOW_CONVERSATIONS` changes the number of conversations (14).
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING, Any
 import brotli
 import pytest
 from harness import play, serving, stack
+from structlog.testing import CapturingLogger
 from test_oracle import ROOMY, Plan
 from wire import Peer, Request, read_head, read_message, reply
 
-from proxy.config import load
+from proxy.app import Turnwire
+from proxy.config import Config, load
 from proxy.core.plan import Planner
 from proxy.errors import ConfigError
-from proxy.simulator import SimulatorOptions
+from proxy.simulator import Agent, Simulator, SimulatorOptions
 from proxy.simulator.agent import user
 from proxy.simulator.faults import Break, End, ErrorReply, FailResponse
 from proxy.simulator.validate import Transport
@@ -35,9 +37,9 @@ if TYPE_CHECKING:
     from harness import Stack
     from test_oracle import Turn
 
-    from proxy.simulator.agent import Agent, Reply
+    from proxy.simulator.agent import Reply
 
-CONVERSATIONS = int(os.environ.get("SHADOW_CONVERSATIONS", "20"))
+CONVERSATIONS = int(os.environ.get("SHADOW_CONVERSATIONS", "14"))
 FEW_CONNECTIONS = ROOMY | {
     "max_per_principal": 3,
     "nursery_size": 2,
@@ -206,6 +208,30 @@ async def test_a_delta_that_would_have_been_wrong_is_told(monkeypatch):
 
     assert s.metric("turnwire_shadow_deltas_total", verdict="wrong") == 1
     assert len(s.facts("shadow_delta_wrong")) == 1
+
+
+@pytest.mark.parametrize("place", ["begin", "take", "judge"])
+async def test_a_fault_of_ours_is_not_felt(monkeypatch, place):
+    """Whatever goes wrong in the shadow, the reply is what it would have been."""
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    where = {
+        "begin": "_ShadowTurn._acquire",
+        "take": "ReplyTap._take_events",
+        "judge": "_ShadowTurn._judge",
+    }
+    monkeypatch.setattr(f"proxy.downstream.shadow.{where[place]}", fails)
+    async with Simulator() as sim:
+        proxy = Turnwire(Config(upstream=sim.base_url, port=0, admin_port=0, mode="shadow"))
+        log = proxy.log = CapturingLogger()
+        async with proxy, Agent(proxy.base_url) as agent:
+            answer = await agent.send([user("[calls=0] Hi.")])
+
+    assert answer.response is not None
+    assert answer.response["status"] == "completed"
+    assert any(call.args[:1] == ("shadow_failed",) for call in log.calls)
 
 
 def test_shadow_mode_needs_something_to_shadow():

@@ -43,15 +43,16 @@ class Cause:
 def cause_of(error: BaseException, proxy: str | None) -> Cause:
     """Say what `error` means; `proxy` is the proxy that was on the way, without credentials."""
     chain = list(_chain(error))
-    for explain in (_proxy, _name, _certificate, _tls):
+    # Where there is a proxy, it is the proxy's name that did not resolve.
+    explanations = (_proxy, _certificate, _tls) if proxy else (_proxy, _name, _certificate, _tls)
+    for explain in explanations:
         for each in chain:
             if (cause := explain(each)) is not None:
                 return cause
-    if proxy is not None and any(isinstance(each, OSError) for each in chain):
-        # All that can't be reached when there is a proxy is the proxy.
-        fact = f"the proxy {proxy} can't be reached"
+    if proxy is not None and not any(isinstance(each, TimeoutError) for each in chain):
+        fact = f"the proxy {proxy} can't be reached, or broke the connection"
         return Cause(Code.PROXY_IN_THE_WAY, fact, "start it, or take it out of the environment")
-    return _unreachable(chain)
+    return _unreachable(chain, f", through the proxy {proxy}" if proxy else "")
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -118,11 +119,14 @@ def _tls(error: BaseException) -> Cause | None:
     return Cause(Code.TLS_FAILED, f"the TLS handshake failed: {error.reason}", remedy)
 
 
-def _unreachable(chain: list[BaseException]) -> Cause:
+def _unreachable(chain: list[BaseException], way: str) -> Cause:
     if any(isinstance(each, ConnectionRefusedError) for each in chain):
         fact, remedy = "the connection was refused", "check host and port of `upstream`"
     elif any(isinstance(each, TimeoutError) for each in chain):
-        fact, remedy = "no answer in time", "check the network: a firewall mostly drops silently"
+        fact, remedy = (
+            f"no answer in time{way}",
+            "check the network: a firewall mostly drops silently",
+        )
     else:
         fact = f"the connection broke ({type(chain[-1]).__name__})"
         remedy = "check that `upstream` names the API, and what stands in between"

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _DEFAULT_MODEL = "gpt-5"
 _ANSWER_TIMEOUT_S = 15.0
 _CLOCK_TOLERANCE_S = 60.0
+_MAX_BODY_BYTES = 4 * 1024 * 1024
 
 NAME = re.compile(r"[a-zA-Z0-9_.-]{1,60}")
 """What a code looks like that is fit to be shown; anything else could be content."""
@@ -46,6 +47,11 @@ class Key:
     def headers(self) -> list[tuple[str, str]]:
         """The headers that carry it."""
         return [] if self.value is None else [("Authorization", f"Bearer {self.value}")]
+
+    @property
+    def may_be_sent(self) -> bool:
+        """Whether a header can carry it."""
+        return self.value is None or (self.value.isascii() and self.value.isprintable())
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,8 @@ async def ask(config: Config, key: Key) -> Reply | Cause:
                 allow_redirects=False,
             ) as reply,
         ):
-            return read(reply.status, reply.headers.get("Date"), await reply.read())
+            body = await reply.content.read(_MAX_BODY_BYTES)
+            return read(reply.status, reply.headers.get("Date"), body)
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         return cause_of(error, proxy_of_http(config))
 
@@ -173,6 +180,12 @@ def judge_key(reply: Reply, key: Key) -> Finding:
         f"status {reply.status} does not tell whether the key in {key.variable} is good",
         "look at the WebSocket's line, which asks with the same key",
     )
+
+
+def judge_odd_key(key: Key) -> Finding:
+    """Say that a key holds what no header may."""
+    fact = f"what is in {key.variable} can't be a key: a header can't carry it"
+    return fail(Check.KEY, Code.WRONG_KEY, fact, "look for quotes, line ends and foreign letters")
 
 
 def judge_clock(reply: Reply, now: float) -> Finding:

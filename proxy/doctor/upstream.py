@@ -21,6 +21,9 @@ async def examine(config: Config, key: http.Key, model: str | None) -> AsyncIter
         yield finding
         if finding.verdict is Verdict.FAIL:
             return
+    if not key.may_be_sent:
+        yield http.judge_odd_key(key)
+        return
     reply = await http.ask(config, key)
     if isinstance(reply, Cause):
         yield reply.finding(Check.HTTP)

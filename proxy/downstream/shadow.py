@@ -69,7 +69,7 @@ class Shadow:
         self.clock = clock
         self.max_answer_bytes = max_answer_bytes
         self._metrics = metrics
-        self._log = log
+        self.log = log
 
     def status(self, principal_key: str, want: Want) -> Reason | None:
         """Say why `want` could not be had now, or None if it could. Takes nothing."""
@@ -94,7 +94,7 @@ class Shadow:
 
         `note` is called with that, and with the id of the response that answered the turn.
         """
-        shadowed = None if isinstance(plan, PassThrough) else _ShadowTurn(self, principal, plan)
+        shadowed = self._begin(principal, plan)
         decided = (Mode.HTTP, plan.reason) if shadowed is None else shadowed.decision
         headers = {**mode_headers(Mode.HTTP, self.reason(plan)), **_shadow_headers(*decided)}
         try:
@@ -106,22 +106,39 @@ class Shadow:
                 tap=None if shadowed is None else shadowed.tap,
             )
         finally:
-            if shadowed is None:
-                would, response_id = Would(*decided, len(body.raw)), None
-            else:
-                would, response_id = shadowed.close(len(body.raw)), shadowed.response_id
+            would = Would(*decided, len(body.raw))
+            if shadowed is not None:
+                would = self._close(shadowed, would)
             self._tell(turn_id, would)
-            note(would, response_id)
+            note(would, None if shadowed is None else shadowed.response_id)
+
+    # A fault of ours must not be felt: what is relayed does not depend on any of it.
+
+    def _begin(self, principal: Principal, plan: Plan) -> _ShadowTurn | None:
+        if isinstance(plan, PassThrough):
+            return None
+        try:
+            return _ShadowTurn(self, principal, plan)
+        except Exception:
+            self.log.exception("shadow_failed")
+            return None
+
+    def _close(self, shadowed: _ShadowTurn, unless: Would) -> Would:
+        try:
+            return shadowed.close(unless.bytes_up)
+        except Exception:
+            self.log.exception("shadow_failed")
+            return unless
 
     def _tell(self, turn_id: str, would: Would) -> None:
         mode, reason, verdict = would.mode.value, would.reason.value, would.verdict
         self._metrics.shadow_turn(mode, reason, bytes_up=would.bytes_up, verdict=verdict)
         told = {} if verdict is None else {"verdict": verdict}
-        self._log.info(
+        self.log.info(
             "shadow", turn=turn_id, mode=mode, reason=reason, bytes_up=would.bytes_up, **told
         )
         if verdict == Verdict.WRONG:
-            self._log.warning("shadow_delta_wrong", turn=turn_id)
+            self.log.warning("shadow_delta_wrong", turn=turn_id)
 
 
 def _shadow_headers(mode: Mode, reason: Reason) -> dict[str, str]:
@@ -148,7 +165,7 @@ class _ShadowTurn:
         self._turn.start()
         self._follow(self._turn.handle(self._acquire()))
         self.decision = (self._turn.mode, self._turn.reason)
-        self.tap = ReplyTap(self, shadow.max_answer_bytes)
+        self.tap = ReplyTap(self, shadow.max_answer_bytes, shadow.log)
 
     @property
     def response_id(self) -> str | None:
@@ -287,8 +304,9 @@ class ReplyTap:
     then has no answer that could be continued.
     """
 
-    def __init__(self, turn: _ShadowTurn, max_bytes: int) -> None:
+    def __init__(self, turn: _ShadowTurn, max_bytes: int, log: Any) -> None:
         self._turn = turn
+        self._log = log
         self._max_bytes = max_bytes
         self._status = 0
         self._decode: Callable[[bytes], bytes] | None = None
@@ -314,28 +332,39 @@ class ReplyTap:
         if self._decode is None:
             return
         try:
-            data = self._decode(chunk)
-            if self._events is not None:
-                self._take_events(self._events.feed(data))
-            else:
-                self._collect(data)
+            self._take(self._decode(chunk))
         except (Undecodable, TooLong, ProtocolFault):
             self._decode = None
+        except Exception:  # noqa: BLE001  a fault of ours must not break what is relayed
+            self._decode = None
+            self._log.exception("shadow_failed")
 
     def end(self) -> None:
         """Read a reply that is one JSON object."""
         if self._decode is None or self._events is not None:
             return
-        body, self._body = bytes(self._body), bytearray()
+        try:
+            self._take_whole(bytes(self._body))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ProtocolFault):
+            return
+        except Exception:  # noqa: BLE001  as above
+            self._log.exception("shadow_failed")
+
+    def _take(self, data: bytes) -> None:
+        if self._events is not None:
+            self._take_events(self._events.feed(data))
+            return
+        self._body += data
+        if len(self._body) > self._max_bytes:
+            raise Undecodable("the reply is too long")
+
+    def _take_whole(self, body: bytes) -> None:
         if self._status != _OK:
             if (refusal := parse_error(body)) is not None:
                 self._turn.refused(replace(refusal, status=self._status))
             return
-        try:
-            kind = _TERMINALS.get(_RESPONSE.decode(body).status or "", "response.failed")
-            self._reader.feed([b'{"type":"%b","response":%b}' % (kind.encode(), body)])
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ProtocolFault):
-            return
+        kind = _TERMINALS.get(_RESPONSE.decode(body).status or "", "response.failed")
+        self._reader.feed([b'{"type":"%b","response":%b}' % (kind.encode(), body)])
         self._tell()
 
     def _take_events(self, events: list[bytes]) -> None:
@@ -343,11 +372,6 @@ class ReplyTap:
         if messages and self._reader.terminal is None:
             self._reader.feed(messages)
             self._tell()
-
-    def _collect(self, data: bytes) -> None:
-        self._body += data
-        if len(self._body) > self._max_bytes:
-            raise Undecodable("the reply is too long")
 
     def _tell(self) -> None:
         reader = self._reader

@@ -70,6 +70,9 @@ def _prepared(arguments: argparse.Namespace) -> tuple[Config, Task, str]:
         raise ConfigError("which model? --model NAME; it will be billed for this")
     if arguments.plot is not None and arguments.plot.suffix.lower() not in plot.SUFFIXES:
         raise ConfigError(f"--plot {arguments.plot} must end in {' or '.join(plot.SUFFIXES)}")
+    for flag, path in (("--plot", arguments.plot), ("--json", arguments.json)):
+        if path is not None and not _is_writable(path):
+            raise ConfigError(f"{flag} {path} can't be written")
     key = os.environ.get(arguments.key_from, "").strip()
     if not key:
         raise ConfigError(f"{arguments.key_from} is not set; --key-from names another variable")
@@ -84,6 +87,10 @@ def _prepared(arguments: argparse.Namespace) -> tuple[Config, Task, str]:
         rounds=arguments.rounds or 1,
     )
     return config, task, key
+
+
+def _is_writable(path: Path) -> bool:
+    return os.access(path if path.exists() else path.parent, os.W_OK) and not path.is_dir()
 
 
 def _agreed() -> bool:
