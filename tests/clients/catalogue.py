@@ -15,8 +15,16 @@ ROWS: tuple[Row, ...] = (*npm.ROWS, *pip.ROWS, *chat.ROWS, *mishaps.ROWS)
 
 NOT_RUN: tuple[NotRun, ...] = (*npm.NOT_RUN, *pip.NOT_RUN)
 
-QUICK = ("openai-node-stream", "ai-sdk-7-stream", "codex", "openai-python-stream")
-"""The rows that run with the tests: one of each kind of client."""
+QUICK = (
+    "openai-node-stream",
+    "ai-sdk-7-stream",
+    "codex",
+    "openai-python-stream",
+    "openai-node-stream-chat",
+    "ai-sdk-7-stream-chat",
+    "openai-python-stream-chat",
+)
+"""The rows that run with the tests: one of each kind of client, in either API."""
 
 
 def select(names: Sequence[str]) -> list[Row]:

@@ -2,7 +2,7 @@
 Run real clients against Turnwire and compare: the conformance suite's one command.
 
     python tests/clients/run.py                    every client, installed as needed
-    python tests/clients/run.py quick              the four of the test run
+    python tests/clients/run.py quick              the few of the test run
     python tests/clients/run.py codex ai-sdk-7     these clients, or rows
     python tests/clients/run.py --list             the names
     python tests/clients/run.py --install codex    install only

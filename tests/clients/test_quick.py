@@ -1,5 +1,5 @@
 """
-Four real clients in front of Turnwire: the part of the conformance suite that runs with the tests.
+A few real clients in front of Turnwire: the part of the conformance suite that runs with the tests.
 
 They are installed from their registries at first, and come from the cache then.
 """
