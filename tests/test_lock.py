@@ -13,7 +13,10 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 WANTED = {
-    "requirements.lock": PROJECT["project"]["dependencies"],
+    "requirements.lock": [
+        *PROJECT["project"]["dependencies"],
+        *PROJECT["project"]["optional-dependencies"]["otel"],
+    ],
     "requirements-build.lock": PROJECT["build-system"]["requires"],
 }
 A_HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}\b")
