@@ -34,7 +34,7 @@ from proxy.core.shadow import ShadowPool
 from proxy.downstream.bodies import BodyLimits
 from proxy.downstream.carrier import Services, Timing
 from proxy.downstream.client import ClientConnection, ClientSettings
-from proxy.downstream.deadlines import RESTS_VISIBLY, FrontRunner, build_runner
+from proxy.downstream.deadlines import READS_STRICTLY, RESTS_VISIBLY, FrontRunner, build_runner
 from proxy.downstream.hosts import host_guard, is_loopback
 from proxy.downstream.listener import LastCallSite
 from proxy.downstream.server import Front, FrontSettings
@@ -147,6 +147,7 @@ class Turnwire:
 
     async def _start(self) -> None:
         config = self.config
+        self._check_parser()
         self.live = self._make_live()
         watching = [
             spawn(watch_loop_lag(self.metrics), name="watch-loop-lag"),
@@ -179,6 +180,17 @@ class Turnwire:
         self.base_url = await self._listen(runner, config.host, config.port, "port") + "/v1"
         self.live.tell(base_url=self.base_url)
         self.health.state = State.READY
+
+    def _check_parser(self) -> None:
+        """Refuse to serve others without a strict HTTP parser; tell who serves itself."""
+        if READS_STRICTLY:
+            return
+        if not is_loopback(self.config.host):
+            raise ConfigError(
+                "aiohttp has no llhttp here, and what it has instead is too lenient for `host`"
+                f" {self.config.host}; install aiohttp from a wheel, or unset AIOHTTP_NO_EXTENSIONS"
+            )
+        self.log.warning("lenient_http_parser")
 
     async def _listen(self, runner: web.AppRunner, host: str, port: int, setting: str) -> str:
         """Open a listener that closes with us; return its URL without a path."""

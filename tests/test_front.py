@@ -824,6 +824,22 @@ async def test_a_bad_configuration_is_one_sentence_and_64(arguments: tuple[str, 
     assert len(running.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+async def test_a_lenient_http_parser_serves_nobody_else(host: str, monkeypatch: pytest.MonkeyPatch):
+    """Without llhttp, which a proxy before us may rely on, only this machine is served."""
+    monkeypatch.setenv("AIOHTTP_NO_EXTENSIONS", "1")
+    free = ("--port", "0", "--admin-port", "0", "--log-format", "json", "--host", host)
+    running = await start("--upstream", "http://127.0.0.1:9/v1", *free)
+    if host == "0.0.0.0":
+        assert await running.end() == 64
+        assert "AIOHTTP_NO_EXTENSIONS" in running.stderr
+        return
+    await running.read_until("lenient_http_parser")
+    await running.read_until("serving")
+    running.process.send_signal(signal.SIGTERM)
+    assert await running.end() == 0
+
+
 CANARY_KEY = "sk-canary-3f9a7d"
 CANARY = "chirp-71c5e0"
 

@@ -21,6 +21,7 @@ import functools
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import HttpVersion10, HttpVersion11, web
+from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy
 from aiohttp.streams import EMPTY_PAYLOAD
 
 from proxy.downstream.client import TOO_SLOW
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     LendMaker: TypeAlias = Callable[[ClientConnection], "LentProtocol"]
     OnEnd: TypeAlias = Callable[[ClientConnection], None]
     Connect: TypeAlias = Callable[[LendMaker, OnEnd], ClientConnection]
+
+READS_STRICTLY: Final = HttpRequestParser is not HttpRequestParserPy
+"""Whether aiohttp parses with llhttp. Its parser in Python takes what others read differently."""
 
 _OTHER_VERSION: Final = web.RequestKey("other_version", bool)
 
