@@ -29,6 +29,8 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
+from aiohttp.helpers import rfc822_formatted_time
+
 from proxy.downstream.bodies import NO_BYTE, Body, Share, decode_at_once
 from proxy.downstream.heads import END_OF_HEAD, HeadMemory
 from proxy.downstream.refusals import refuse
@@ -205,7 +207,7 @@ class ClientConnection(asyncio.Protocol):
             self._lend_or_give_over(data, is_whole=missing_bytes == 0)
         elif missing_bytes == 0:
             self._take_turn(head, caller, data, data[end:])
-        elif (share := self._reserved(length_bytes)) is not None:
+        elif (share := self._share_for(length_bytes, len(data) - end)) is not None:
             self._expected, self._share = (head, caller), share
             self._pieces = [data]
             self._missing_bytes = missing_bytes
@@ -229,11 +231,16 @@ class ClientConnection(asyncio.Protocol):
             self._latest = head, caller
         return caller
 
-    def _reserved(self, body_bytes: int) -> Share | None:
-        """Return a share of the budget for a body of this size, if there is room for it."""
+    def _share_for(self, body_bytes: int, here_bytes: int) -> Share | None:
+        """
+        Return a share of the budget for a body, if there is room for all of it.
+
+        Only what is here is charged: whoever announced much and sent nothing would shut out others.
+        """
         share = Share(self._front.budget)
         try:
-            share.charge(body_bytes)
+            share.budget.check(body_bytes)
+            share.charge(here_bytes)
         except Overloaded:
             return None
         return share
@@ -242,15 +249,20 @@ class ClientConnection(asyncio.Protocol):
         """Take more of a body."""
         self._pieces.append(data)
         self._missing_bytes -= len(data)
-        if self._missing_bytes > 0:
+        has_room = self._share is not None and _has_charged(self._share, len(data))
+        if has_room and self._missing_bytes > 0:
             self._active_at = self._loop.time()
             return
         self._stop_deadline()
-        message, expected, surplus = b"".join(self._pieces), self._expected, -self._missing_bytes
+        message, expected, is_whole = (
+            b"".join(self._pieces),
+            self._expected,
+            not self._missing_bytes,
+        )
         self._pieces, self._missing_bytes, self._expected = [], 0, None
-        if surplus or expected is None:
+        if expected is None or not (is_whole and has_room):
             self._drop_share()
-            self._give_over(message)
+            self._give_over(message)  # which refuses it, if there is no room
         else:
             raw = message[message.find(END_OF_HEAD) + len(END_OF_HEAD) :]
             self._take_turn(*expected, message, raw)
@@ -259,7 +271,7 @@ class ClientConnection(asyncio.Protocol):
         """Take a turn that is here whole, and nothing after it."""
         share, self._share = self._share, None
         body = self._body(head, raw)
-        if share is None and (share := self._reserved(len(raw))) is None:
+        if share is None and (share := self._share_for(len(raw), len(raw))) is None:
             body = None
         if share is None or body is None or not _holds_decoded(share, body):
             if share is not None:
@@ -326,7 +338,7 @@ class ClientConnection(asyncio.Protocol):
         self._front.log_failure()
         has_written = self._turn is not None and self._turn.has_written
         if not has_written and not self.transport.is_closing():
-            self.transport.write(_FAILED_REPLY)
+            self.transport.write(_refusal_bytes(TurnwireError(FAILED)))
         self._drop_turn()
         self.transport.close()
 
@@ -458,10 +470,13 @@ def handed_over(request: web.Request) -> Intake | None:
 
 def _holds_decoded(share: Share, body: Body) -> bool:
     """Charge for what decoding has added; False if there is no room for it."""
-    if body.decoded is body.raw:
-        return True
+    return body.decoded is body.raw or _has_charged(share, len(body.decoded))
+
+
+def _has_charged(share: Share, more_bytes: int) -> bool:
+    """Charge, and tell whether there was room."""
     try:
-        share.charge(len(body.decoded))
+        share.charge(more_bytes)
     except Overloaded:
         return False
     return True
@@ -474,17 +489,11 @@ def _may_be_a_turn(data: bytes) -> bool:
 def _refusal_bytes(error: TurnwireError) -> bytes:
     reply = refuse(error)
     body = reply.body if isinstance(reply.body, bytes) else b""
+    fields = "".join(f"{name}: {value}\r\n" for name, value in reply.headers.items())
     return (
-        b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b"
-        % (
-            reply.status,
-            reply.reason.encode(),
-            reply.headers["Content-Type"].encode(),
-            len(body),
-            body,
-        )
-    )
+        f"HTTP/1.1 {reply.status} {reply.reason}\r\n{fields}Content-Length: {len(body)}\r\n"
+        f"Date: {rfc822_formatted_time()}\r\nConnection: close\r\n\r\n"
+    ).encode() + body
 
 
 FAILED: Final = "Turnwire failed; its log says where"
-_FAILED_REPLY: Final = _refusal_bytes(TurnwireError(FAILED))

@@ -40,6 +40,19 @@ _NOT_PLAIN: Final = frozenset(
     }
 )
 
+# aiohttp refuses these if they come twice; of others, repetitions are a list.
+_ONCE: Final = frozenset(
+    {
+        "content-location",
+        "content-range",
+        "content-type",
+        "etag",
+        "max-forwards",
+        "server",
+        "user-agent",
+    }
+)
+
 
 @dataclass(frozen=True, slots=True)
 class PlainHead:
@@ -72,6 +85,7 @@ def read_plain_head(head: bytes, max_field_bytes: int) -> PlainHead | None:
     lengths: list[bytes] = []
     hosts: list[str] = []
     encodings: list[str] = []
+    once: set[str] = set()
     while position < end:
         found = _FIELD.match(head, position, end)
         if found is None or found.end() - position > max_field_bytes or len(fields) >= MAX_FIELDS:
@@ -90,8 +104,10 @@ def read_plain_head(head: bytes, max_field_bytes: int) -> PlainHead | None:
                 encodings.append(text)
             case "connection" if text.lower() == "keep-alive":
                 pass
-            case lower if lower in _NOT_PLAIN:
+            case lower if lower in _NOT_PLAIN or lower in once:
                 return None
+            case lower if lower in _ONCE:
+                once.add(lower)
     if len(hosts) != 1 or len(lengths) > 1:
         return None
     if lengths and _LENGTH.fullmatch(lengths[0]) is None:

@@ -48,7 +48,7 @@ def refusal(
         status=status,
         body=json.dumps({"error": error}).encode(),
         content_type="application/json",
-        headers={"Cache-Control": "private, no-store", **(headers or {})},
+        headers={"Cache-Control": "private, no-store", "Server": "turnwire", **(headers or {})},
     )
 
 

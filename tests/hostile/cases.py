@@ -280,6 +280,8 @@ def _fields() -> list[Case]:
         "folded by a tab": b"X: a\r\n\tb",
         "too long": b"X: " + b"x" * 40_000,
         "too many": b"\r\n".join(b"X-%d: x" % number for number in range(20_000)),
+        "a second User-Agent": b"User-Agent: one\r\nUser-Agent: two",
+        "a second Content-Type": b"Content-Type: text/plain\r\nContent-Type: application/json",
         "a second Host": b"Host: localhost",
         "another Host": b"Host: evil.example",
     }
@@ -305,6 +307,9 @@ def _fields() -> list[Case]:
         "not ASCII in the value": b"X: \xe9\xff",
         "an underscored length": b"Content_Length: 0",
         "options that name framing": b"Connection: Content-Length, Host",
+        "a second Accept": b"Accept: */*\r\naccept: */*",
+        "a hundred and more": b"\r\n".join(b"X-%d: x" % number for number in range(110)),
+        "a blank at the end": b"X: a \t",
         "a method to override": b"X-HTTP-Method-Override: DELETE",
         "another target": b"X-Original-URL: /v1/smuggled\r\nX-Rewrite-URL: /v1/smuggled",
     }

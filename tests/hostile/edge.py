@@ -98,10 +98,14 @@ class _Running:
         return self._runner.run(step)
 
     def exchange(
-        self, *parts: bytes, methods: Sequence[str] = (), port: int | None = None
+        self,
+        *parts: bytes,
+        methods: Sequence[str] = (),
+        port: int | None = None,
+        pace_s: float = 0.0,
     ) -> list[Reply]:
         """Send the parts on a new connection; return the replies once the proxy has closed it."""
-        line = Line(port or self.port)
+        line = Line(port or self.port, pace_s)
         replies: list[Reply] = self.run(line.exchange(*parts, methods=methods))
         return replies
 
@@ -113,10 +117,12 @@ class Edge(_Running):
         self.ledger = Ledger()
         super().__init__(self.ledger, **config)
 
-    def ask(self, *parts: bytes, methods: Sequence[str] = ()) -> tuple[list[Reply], list[Seen]]:
+    def ask(
+        self, *parts: bytes, methods: Sequence[str] = (), pace_s: float = 0.0
+    ) -> tuple[list[Reply], list[Seen]]:
         """Exchange; also return what reached upstream meanwhile but for the last request."""
         self.ledger.seen.clear()
-        replies = self.exchange(*parts, methods=methods)
+        replies = self.exchange(*parts, methods=methods, pace_s=pace_s)
         return replies, [seen for seen in self.ledger.seen if seen.target != LAST_TARGET]
 
 

@@ -61,7 +61,9 @@ class Ledger:
     async def __aenter__(self) -> Self:
         app = web.Application(client_max_size=1 << 30)
         app.router.add_route("*", "/{path:.*}", self._serve)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        self._runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=0.1, auto_decompress=False
+        )
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
@@ -222,9 +224,15 @@ def _chunks(data: bytes) -> tuple[bytes, bytes, bool]:
 
 @dataclass(frozen=True)
 class Line:
-    """A connection to a port of this machine, for raw bytes."""
+    """
+    A connection to a port of this machine, for raw bytes.
+
+    With `pace_s`, what the other side says to a part is waited for, though not for longer, before
+    the next part is sent.
+    """
 
     port: int
+    pace_s: float = 0.0
 
     async def exchange(self, *parts: bytes, methods: Sequence[str] = ()) -> list[Reply]:
         """Send the parts, each in a write of its own; return the replies until the other closes."""
@@ -239,22 +247,37 @@ class Line:
             sock.setblocking(False)
             await loop.sock_connect(sock, ("127.0.0.1", self.port))
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            reading = loop.create_task(_read_all(loop, sock))
+            ear = _Ear(loop, sock)
             try:
                 with contextlib.suppress(ConnectionError):
                     for part in parts:
                         await loop.sock_sendall(sock, part)
-                        await asyncio.sleep(0)
+                        await (ear.hear(self.pace_s) if self.pace_s else asyncio.sleep(0))
                 async with asyncio.timeout(20):
-                    return await reading
+                    await ear.listening
             finally:
-                reading.cancel()
+                ear.listening.cancel()
+        return bytes(ear.heard)
 
 
-async def _read_all(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> bytes:
-    """Read until the end; a reset is one, what came before it counts."""
-    data = b""
-    with contextlib.suppress(ConnectionError):
-        while piece := await loop.sock_recv(sock, 1 << 16):
-            data += piece
-    return data
+class _Ear:
+    """Reads a socket until its end; a reset is one, what came before it counts."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
+        self.heard = bytearray()
+        self._news = asyncio.Event()
+        self.listening = loop.create_task(self._listen(loop, sock))
+
+    async def _listen(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
+        with contextlib.suppress(ConnectionError):
+            while piece := await loop.sock_recv(sock, 1 << 16):
+                self.heard += piece
+                self._news.set()
+        self._news.set()
+
+    async def hear(self, at_most_s: float) -> None:
+        """Wait for something new, for so long at most."""
+        self._news.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(at_most_s):
+                await self._news.wait()

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import h11
 from hypothesis import strategies as st
 
+PACE_S = 0.02
 TARGETS = ("/v1/responses", "/responses", "/v1/files", "/v1/responses?x=1", "/v1/models")
 # What parsers have been known to trip over, to be put anywhere.
 TOKENS = (
@@ -57,10 +58,11 @@ TOKENS = (
 
 @dataclass(frozen=True)
 class Stream:
-    """Bytes for one connection, and where to cut them."""
+    """Bytes for one connection, where to cut them, and whether to wait for what is said to each."""
 
     data: bytes
     cuts: tuple[int, ...] = ()
+    pace_s: float = 0.0
 
     @property
     def pieces(self) -> list[bytes]:
@@ -110,7 +112,10 @@ def requests(draw: st.DrawFn, number: int) -> bytes:
 @st.composite
 def valid_streams(draw: st.DrawFn) -> Stream:
     """Draw one to three valid requests in a row, cut anywhere."""
-    data = b"".join(draw(requests(number)) for number in range(draw(st.integers(1, 3))))
+    several = [draw(requests(number)) for number in range(draw(st.integers(1, 3)))]
+    data = b"".join(several)
+    if draw(st.booleans()):  # one after the other, as clients do
+        return Stream(data, tuple(accumulate(map(len, several))), PACE_S)
     cuts = draw(st.lists(st.integers(1, len(data)), max_size=6))
     return Stream(data, tuple(cuts))
 
@@ -125,7 +130,7 @@ def broken_streams(draw: st.DrawFn) -> Stream:
         token = draw(st.sampled_from(TOKENS) | st.binary(max_size=4))
         gone = draw(st.sampled_from([0, 0, 1, 2, len(token), 20]))
         data = data[:at] + token + data[at + gone :]
-    return Stream(data, stream.cuts)
+    return Stream(data, stream.cuts, stream.pace_s)
 
 
 def reference(data: bytes) -> tuple[list[Asked], bool]:

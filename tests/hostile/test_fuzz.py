@@ -60,7 +60,7 @@ def text_of(body: bytes) -> str:
 def check(edge: Edge, stream: Stream) -> list[Reply]:
     """Send a stream, and compare what became of it with what the reference reads in it."""
     asked, is_clean = reference(stream.data + LAST)
-    replies, _ = edge.ask(*stream.pieces, LAST)
+    replies, _ = edge.ask(*stream.pieces, LAST, pace_s=stream.pace_s)
     served = list(edge.ledger.seen)
     for number, reply in enumerate(replies):
         assert reply.complete
