@@ -19,6 +19,7 @@ It imports nothing of the proxy's core: a mistake there can't be repeated here.
     events     output items -> the server events of a stream
     latency    how long the API takes, from published figures
     faults     what can go wrong, on demand
+    garble     frames that nobody should send
     engine     one turn, the same for both transports: body -> events
     journal    what was seen, for tests
     chat       Chat Completions, from the same answers

@@ -50,12 +50,16 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that the server does. `text`, if set, is sent in place of `body`."""
+    """
+    One thing that the server does. `text`, if set, is sent in place of `body`; `raw` are bytes
+    for a WebSocket's transport, in place of a frame.
+    """
 
     action: Action = Action.SEND
     due_s: float = 0.0
     body: Mapping[str, Json] = field(default_factory=dict)
     text: str | None = None
+    raw: bytes | None = None
     code: int = 1000
     outcome: Outcome = Outcome.NOTHING
 

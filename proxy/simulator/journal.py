@@ -119,6 +119,12 @@ class Journal:
             self._first_kept += 1
         return seen
 
+    def take(self) -> list[Seen]:
+        """Hand over all records and forget them; the counts stay."""
+        taken, self.records = self.records, []
+        self._kept_bytes = self._first_kept = 0
+        return taken
+
     def clear(self) -> None:
         """Forget all records and counts; open connections stay counted as open."""
         self.records.clear()

@@ -47,7 +47,10 @@ class SocketSink:
 
     async def send(self, step: Step) -> None:
         """Write one event."""
-        await self.conn.ws.send_str(step.encoded())
+        if step.raw is None:
+            await self.conn.ws.send_str(step.encoded())
+        elif (transport := self.conn.request.transport) is not None:
+            transport.write(step.raw)
 
     async def end(self, step: Step) -> None:
         """End the connection: close frame, silence, RST or a bare FIN."""
