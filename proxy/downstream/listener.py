@@ -56,7 +56,9 @@ async def _accept_waiting(
     while True:
         try:
             connection, _ = listener.accept()
-        except OSError:  # none is waiting any more; or one that waited has gone
+        except ConnectionAbortedError:  # one that waited has gone
+            continue
+        except OSError:  # none is waiting any more, or there is no descriptor for it
             return
         connection.setblocking(False)
         await loop.connect_accepted_socket(protocol, connection)
