@@ -212,7 +212,11 @@ def _bench(arguments: list[str]) -> int:
         "--gate", action="store_true", help="measure a few robust ratios; status 1 if one is broken"
     )
     parser.add_argument(
-        "--realtime", action="store_true", help="real-time priority, against noise (needs root)"
+        "--realtime",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="real-time priority, each end on a core of its own, against noise; by default "
+        "where that is allowed (root)",
     )
     parser.add_argument(
         "--python-load", action="store_true", help="do without the load programs in C"

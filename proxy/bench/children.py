@@ -206,6 +206,19 @@ def python_environment() -> dict[str, str]:
     return kept
 
 
+def may_run_realtime() -> bool:
+    """Tell whether processes may be given real-time priority here, and a core each."""
+    if not hasattr(os, "sched_setscheduler") or len(os.sched_getaffinity(0)) < 2:
+        return False
+    usual = os.sched_getscheduler(0)
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    except OSError:
+        return False
+    os.sched_setscheduler(0, usual, os.sched_param(0))
+    return True
+
+
 def _place(pid: int, role: Role, *, realtime: bool) -> None:
     if not hasattr(os, "sched_setaffinity"):
         return

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxy.bench import agents, footprint, plot, relays, report, turns
-from proxy.bench.children import BenchFailed, unwinding
+from proxy.bench.children import BenchFailed, may_run_realtime, unwinding
 from proxy.bench.goals import GATES
 from proxy.bench.load import Bench, find_programs
 from proxy.bench.samples import Samples
@@ -59,6 +59,8 @@ def main(arguments: argparse.Namespace) -> int:
     """
     if arguments.rounds is None:
         arguments.rounds = 1 if arguments.quick else DEFAULT_ROUNDS
+    if arguments.realtime is None:
+        arguments.realtime = may_run_realtime()
     _check(arguments)
     folder = Path(tempfile.mkdtemp(prefix="turnwire-bench-"))
     screen = open_screen(sys.stdout)
@@ -68,6 +70,8 @@ def main(arguments: argparse.Namespace) -> int:
         bench = Bench(programs, folder, realtime=arguments.realtime)
         machine = report.machine()
         screen.say(f"{report.machine_line(machine)}\nload programs: {programs.description}")
+        if arguments.realtime:
+            screen.say("priority: real-time, the proxy alone on its core")
         began = time.monotonic()
         with unwinding():
             _measure(bench, samples, arguments)
