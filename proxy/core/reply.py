@@ -106,6 +106,7 @@ _NEVER: Final = ()
 _END = b"\n\n"
 _LINES = 3  # that an event is written in: head, data, and an empty one
 _BRACE: Final = b"}"[0]
+_SHORT_FRAME: Final = 2048
 _SHORTEST: Final = 4  # bytes of a frame that could be a plain event, rounded down
 
 _LIFECYCLE: dict[str, Kind | None] = {
@@ -254,6 +255,8 @@ class ReplyReader:
         frame that was not taken: it is not whole or not short, its message is no event of a plain
         and known type, or the answer does not stream at present. Its message is for `feed`.
         """
+        if (only := self._only_event(data, position)) is not None:
+            return only, len(data)
         written: list[bytes] = []
         while self._takes_frames and self.state is State.STREAMING:
             messages, end = _cut_alike(data, position, self._usual)
@@ -270,11 +273,37 @@ class ReplyReader:
                 if self._stream:
                     written += (self._usual_head, _without_returns(body), _END)
                     self._last_message = messages[-1]
+            if position == len(data):
+                break
             event = _next_type(data, position)
             if event is None or event.usual in (b"", self._usual):
                 break
             self._usual, self._usual_head = event.usual, event.head
         return written, position
+
+    def _only_event(self, data: bytes, position: int) -> list[bytes] | None:
+        """
+        Do `feed_frames` where all there is is one event like the one before; else return None.
+
+        So it is at nearly every read of an answer that comes at the pace of a model.
+        """
+        usual = self._usual
+        size = len(data) - position
+        if not usual or not self._takes_frames or not _SHORTEST <= size <= _SHORT_FRAME:
+            return None
+        start = position + 2
+        length = data[start - 1] if data[position] == WHOLE_TEXT else 0
+        if length == LENGTH_IN_2_BYTES:
+            length, start = data[start] << 8 | data[start + 1], start + 2
+        if start + length != len(data) or not data.startswith(usual, start):
+            return None
+        message = data[start:]
+        if message[-1] != _BRACE or not message.isascii() or b"\n" in message or b"\r" in message:
+            return None
+        if not self._stream:
+            return []
+        self._last_message = message
+        return [self._usual_head, message, _END]
 
     def _take(self, message: bytes) -> None:
         if self.terminal is not None:

@@ -26,7 +26,7 @@ from aiohttp.helpers import rfc822_formatted_time
 from proxy.core import turn as t
 from proxy.core.reply import KEEPALIVE_COMMENT, Kind, ProtocolFault, State
 from proxy.downstream.carrier import Carrier, reply_headers
-from proxy.downstream.stream import ending
+from proxy.downstream.stream import chunk, ending
 from proxy.errors import ConnectionLost
 
 if TYPE_CHECKING:
@@ -110,6 +110,8 @@ class Express(Carrier):
         self._is_full = False
         self._is_over = False
         self._is_broken = False
+        # The reader, once its events go out as they come in.
+        self._flowing: Reader | None = None
         self._heard_at = self._commented_at = 0.0
 
     @property
@@ -203,7 +205,13 @@ class Express(Carrier):
         if self._is_over:
             return
         try:
-            self._advance()
+            if self._has_heard:
+                self._has_heard = False
+                self._heard_at = self._loop.time()
+            if self._flowing is None or self._flowing.terminal is not None or self._is_broken:
+                self._advance()
+            elif self._pieces:
+                self._write_events()
         except Exception:  # noqa: BLE001  as above
             self._client.turn_failed()
 
@@ -212,9 +220,6 @@ class Express(Carrier):
         if self._is_broken:
             self._fail(t.Broken())
             return
-        if self._has_heard:
-            self._has_heard = False
-            self._heard_at = self._loop.time()
         if reader is None or reader.state is State.WAITING:
             return
         if reader.refusal is not None and not reader.begun:
@@ -297,9 +302,15 @@ class Express(Carrier):
         self._client.transport.close()
 
     def _write_events(self) -> None:
-        if self._client.transport.is_closing():
+        transport = self._client.transport
+        if transport.is_closing():
             return  # the client's side will tell, or has told
-        self._write_chunk()
+        if self._flowing is None:
+            self._write_chunk()
+            self._flowing = self._reader
+        else:
+            pieces, self._pieces = self._pieces, []
+            transport.write(chunk(pieces))
         if self._client.is_writing_paused and self._connection is not None:
             self._is_full = True
             self._connection.pause_reading()

@@ -161,6 +161,8 @@ class UpstreamConnection(ClientConnection):
         self._sending = False
         self._upload_settles_at = 0.0
         self._is_between_frames = False
+        # Whether whole frames may go to the sink, as the latest read has left things.
+        self._is_steady = False
         self._sink: Sink | None = None
         self._on_idle_message: Callable[[bytes], None] | None = None
         self._on_end: Callable[[], None] | None = None
@@ -312,6 +314,7 @@ class UpstreamConnection(ClientConnection):
         assert self._sink is None, "only one sink at a time"
         assert self._waiter is None, "somebody is waiting for messages"
         self._sink = sink
+        self._is_steady = self._is_between_frames and self._may_cut()
         self.resume_reading()
         self._hand_over(sink)
         sink.end_read()
@@ -423,6 +426,7 @@ class UpstreamConnection(ClientConnection):
         if self._ended_with is not None:
             return
         self._ended_with = self._close_code()
+        self._is_steady = False
         self._fragments.clear()
         self._wake()
         self._end_sink(self._ended_with)
@@ -444,13 +448,23 @@ class UpstreamConnection(ClientConnection):
         self.last_inbound_at = self._clock()
         if self._cut_off:
             data, self._cut_off = self._cut_off + data, b""
+        position, sink = 0, self._sink
+        if sink is not None and self._is_steady:
+            position = sink.take_frames(data, 0)
+            if position == len(data):
+                sink.end_read()
+                return
         if self._is_between_frames and self._may_cut():
-            data = self._take_whole_frames(data)
+            data = self._take_whole_frames(data, position)
         if data:
             super().data_received(data)
             self._is_between_frames = not CUTS_FRAMES or _stands_between_frames(
                 self.protocol.parser
             )
+        self._is_steady = self._is_between_frames and self._may_cut()
+        self._end_read()
+
+    def _end_read(self) -> None:
         if (sink := self._sink) is not None:
             self._hand_over(sink)
             sink.end_read()
@@ -470,18 +484,23 @@ class UpstreamConnection(ClientConnection):
             and not self._fragments
         )
 
-    def _take_whole_frames(self, data: bytes) -> bytes:
-        """Take the short text frames that `data` begins with; return what the library must read."""
-        sink, position, before = self._sink, 0, -1
-        if sink is None or len(data) < _SHORT_READ_BYTES:
-            # So short a read holds too few events alike for the sink to be better at cutting.
-            position = self._cut(data, 0, len(data))
-            sink = None
-        while sink is not None and before < position:
+    def _take_whole_frames(self, data: bytes, position: int) -> bytes:
+        """
+        Take the short text frames that stand at `position`; return what the library must read.
+
+        The sink, if there is one, has taken what is before.
+        """
+        sink, before = self._sink, position
+        if sink is None or len(data) - position < _SHORT_READ_BYTES:
+            # So short a rest holds too few events alike for the sink to be better at cutting.
+            position = self._cut(data, position, len(data))
+        else:
             # What the sink leaves is taken by itself: a message that is not like the others.
-            self._hand_over(sink)
-            before = sink.take_frames(data, position)
-            position = self._cut(data, before, 1)
+            position = self._cut(data, position, 1)
+            while before < position:
+                self._hand_over(sink)
+                before = sink.take_frames(data, position)
+                position = self._cut(data, before, 1)
         if self._ended_with is not None:
             return b""
         rest = data[position:]
