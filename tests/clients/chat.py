@@ -33,6 +33,12 @@ def _pip(name: str, title: str, *packages: str) -> Client:
 
 
 QWEN = Client("qwen", "qwen-code", ("@qwen-code/qwen-code@0.24.4",), Ecosystem.NPM)
+AI_SDK_COMPATIBLE = Client(
+    "ai-sdk-compatible",
+    "Vercel AI SDK, openai-compatible",
+    ("ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92", "zod@4.6.7"),
+    Ecosystem.NPM,
+)
 AIDER = _pip("aider", "aider", "aider-chat==0.86.2")
 SMOLAGENTS = _pip("smolagents", "smolagents", "smolagents==1.26.0", "openai==3.57.0")
 OPEN_INTERPRETER = _pip(
@@ -44,6 +50,10 @@ DSPY = _pip("dspy", "DSPy", "dspy==3.4.1")
 
 _DROPS_TEXT = {Reason.TEXT_DROPPED: "it drops the text beside tool calls"}
 _REWRITTEN = {
+    "llamaindex": {
+        Reason.ANSWER_CHANGED: "an answer that is not in its form of thoughts and actions is asked"
+        " for again, and comes back rewritten"
+    },
     "aider": {
         Reason.HISTORY_CHANGED: "each request has examples before it, and the files and a reminder"
         " behind it, anew"
@@ -137,7 +147,15 @@ _PYTHON_ROWS = (
             ("chat", "completion()"),
             ("chat-stream", "completion(), streamed"),
             ("chat-dump", "completion(), history as `model_dump()`"),
+            ("chat-async", "acompletion()"),
         )
+    ),
+    _library(
+        "litellm-chat-effort",
+        pip.LITELLM,
+        "completion(), `reasoning_effort`",
+        "litellm_sdk.py",
+        environment="MODE=chat EFFORT=low",
     ),
     *(
         _library(
@@ -146,10 +164,12 @@ _PYTHON_ROWS = (
             words,
             "llamaindex_agent.py",
             environment=f"MODE={mode}",
+            excuses=_REWRITTEN["llamaindex"] if mode == "react" else {},
         )
         for mode, words in (
             ("memory", "FunctionAgent with Memory"),
             ("plain", "not streamed"),
+            ("react", "ReActAgent"),
         )
     ),
     *(
@@ -161,7 +181,11 @@ _PYTHON_ROWS = (
             environment=f"MODE={mode}",
             excuses=_NAMED,
         )
-        for mode, words in (("run", "AssistantAgent"), ("stream", "AssistantAgent, streamed"))
+        for mode, words in (
+            ("run", "AssistantAgent"),
+            ("stream", "AssistantAgent, streamed"),
+            ("reflect", "AssistantAgent, reflecting"),
+        )
     ),
     *(
         _library(
@@ -231,7 +255,7 @@ _PYTHON_ROWS = (
             environment=f"MODE={mode}",
             prompts=1,
         )
-        for mode in ("TOOLS", "JSON_SCHEMA")
+        for mode in ("TOOLS", "TOOLS_STRICT", "JSON_SCHEMA")
     ),
     *(
         _row(
@@ -258,6 +282,7 @@ _PYTHON_ROWS = (
             ("tools", "ToolCallingAgent"),
             ("stream", "ToolCallingAgent, streamed"),
             ("code", "CodeAgent"),
+            ("structured", "CodeAgent, structured output"),
         )
     ),
     *(
@@ -302,6 +327,16 @@ _NPM_ROWS = (
             (npm.AI_SDK_7, "instructions"),
             (npm.AI_SDK_6, "system"),
             (npm.AI_SDK_5, "system"),
+        )
+        for mode in ("stream", "generate")
+    ),
+    *(
+        _library(
+            f"ai-sdk-compatible-{mode}",
+            AI_SDK_COMPATIBLE,
+            "streamText" if mode == "stream" else "generateText",
+            "ai_sdk.mjs",
+            environment=f"MODE={mode} MODEL_PROVIDER=compatible",
         )
         for mode in ("stream", "generate")
     ),

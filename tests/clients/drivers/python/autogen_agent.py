@@ -1,7 +1,7 @@
 """
 AutoGen's OpenAIAgent, which is on Responses and chains by itself.
 
-API: chat for its AssistantAgent on Chat Completions, MODE: stream.
+API: chat for its AssistantAgent on Chat Completions, MODE: run, stream, reflect.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ async def chat() -> None:
         ),
         tools=[get_weather, add],
         system_message=INSTRUCTIONS,
-        max_tool_iterations=5,
+        max_tool_iterations=2 if MODE == "reflect" else 5,
         model_client_stream=MODE == "stream",
-        reflect_on_tool_use=False,
+        reflect_on_tool_use=MODE == "reflect",
     )
     for prompt in PROMPTS:
         final((await agent.run(task=prompt)).messages[-1].content)

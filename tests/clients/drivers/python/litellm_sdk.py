@@ -1,10 +1,13 @@
 """
 The litellm SDK. MODE: responses, stream, dump (history as plain dicts), bridge (Chat Completions
-in, Responses out), bridge-stream; chat, chat-stream, chat-dump (Chat Completions). STATELESS.
+in, Responses out), bridge-stream; on Chat Completions chat, chat-stream, chat-dump, chat-async.
+
+STATELESS. EFFORT of reasoning, on Chat Completions.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import Any
 
@@ -13,6 +16,7 @@ from common import CHAT_TOOLS, INSTRUCTIONS, MODE, MODEL, PROMPTS, TOOLS, call, 
 
 litellm.telemetry = False
 more: dict[str, Any] = {}
+effort = {"reasoning_effort": os.environ["EFFORT"]} if "EFFORT" in os.environ else {}
 if os.environ.get("STATELESS"):
     more = {"store": False, "include": ["reasoning.encrypted_content"]}
 
@@ -58,9 +62,11 @@ def chat(model: str) -> None:
         messages.append({"role": "user", "content": prompt})
         while True:
             stream = MODE.endswith("-stream")
-            found = litellm.completion(
-                model=model, messages=messages, tools=CHAT_TOOLS, stream=stream
-            )
+            body = {"model": model, "messages": messages, "tools": CHAT_TOOLS, **effort}
+            if MODE == "chat-async":
+                found = asyncio.run(litellm.acompletion(**body))
+            else:
+                found = litellm.completion(stream=stream, **body)
             if stream:
                 found = litellm.stream_chunk_builder(list(found), messages=messages)
             message = found.choices[0].message

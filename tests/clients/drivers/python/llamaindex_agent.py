@@ -1,6 +1,8 @@
 """
 LlamaIndex: FunctionAgent. MODE: memory, forgetful (no memory is passed: the second prompt starts
-anew), stateless, plain (not streamed), track (chained by itself). API: chat for Chat Completions.
+anew), stateless, plain (not streamed), track (chained by itself).
+
+API: chat for Chat Completions, also MODE: react (ReActAgent).
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ import asyncio
 from typing import Any
 
 from common import BASE_URL, CHAT, INSTRUCTIONS, KEY, MODE, MODEL, PROMPTS, add, final, get_weather
-from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.core.agent.workflow import FunctionAgent, ReActAgent
 from llama_index.core.memory import Memory
 from llama_index.core.tools import FunctionTool
 from llama_index.core.workflow import Context
@@ -25,7 +27,8 @@ if MODE == "track":
 
 async def main() -> None:
     """All prompts in one conversation."""
-    agent = FunctionAgent(
+    kind = ReActAgent if MODE == "react" else FunctionAgent
+    agent = kind(
         tools=[FunctionTool.from_defaults(fn=get_weather), FunctionTool.from_defaults(fn=add)],
         llm=OpenAI(**options) if CHAT else OpenAIResponses(**options),
         system_prompt=INSTRUCTIONS,

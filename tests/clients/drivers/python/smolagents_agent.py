@@ -1,4 +1,4 @@
-"""smolagents on Chat Completions. MODE: tools (ToolCallingAgent), stream, code (CodeAgent)."""
+"""smolagents on Chat Completions. MODE: tools, stream (ToolCallingAgent), code, structured."""
 
 from __future__ import annotations
 
@@ -32,8 +32,10 @@ def add(a: float, b: float) -> str:
 
 
 model = OpenAIServerModel(model_id=MODEL, api_base=BASE_URL, api_key=KEY)
-kind = CodeAgent if MODE == "code" else ToolCallingAgent
+kind = CodeAgent if MODE in ("code", "structured") else ToolCallingAgent
 options = {"stream_outputs": True} if MODE == "stream" else {}
+if MODE == "structured":
+    options = {"use_structured_outputs_internally": True}
 agent = kind(tools=[get_weather, add], model=model, max_steps=3, verbosity_level=0, **options)
 for number, prompt in enumerate(PROMPTS):
     final(agent.run(prompt, reset=not number))
