@@ -38,6 +38,7 @@ _ENTRY_BYTES: Final = 300  # of an entry without its digests, about
 _UNREAD: Final = frozenset(
     {"id", "status", "created_by", "annotations", "logprobs", "phase", "parsed", "parsed_arguments"}
 )
+_UNREADABLE: Final = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
 _TEXT_PARTS: Final = frozenset({"input_text", "output_text", "text"})
 
 
@@ -119,31 +120,29 @@ class Opinions:
             max_bytes, getsizeof=lambda held: held.size_bytes
         )
 
-    def note(self, principal: str, response_id: str, body: bytes, output: Sequence[bytes]) -> None:
-        """Remember what a response was made from. A body that can't be read is not."""
-        try:
-            held = _Held(_read_input(body), _read_items(json.loads(item) for item in output))
-        except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
+    def note(
+        self, principal: str, response_id: str, given: Digests | None, output: Sequence[bytes]
+    ) -> None:
+        """Remember what a response was made from; `given` is what `read_request` made of it."""
+        answered = _read_raw(output)
+        if given is None or answered is None:
             return
+        held = _Held(given, answered)
         if held.size_bytes <= self._held.maxsize:
             self._held[principal, response_id] = held
 
     def judge(
-        self, principal: str, response_id: str, body: bytes, delta: Sequence[bytes]
+        self, principal: str, response_id: str, wanted: Digests | None, delta: Sequence[bytes]
     ) -> Verdict:
         """
-        Tell whether `delta` after that response says what `body` says.
+        Tell whether `delta` after that response says what a request does, which is `wanted`.
 
         Reasoning is left out on both sides: clients drop it, and upstream keeps its own. The items
         of the answer may have come back in another order.
         """
         held = self._held.get((principal, response_id))
-        if held is None:
-            return Verdict.UNCHECKED
-        try:
-            wanted = _read_input(body)
-            added = _read_items(json.loads(item) for item in delta)
-        except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
+        added = None if held is None else _read_raw(delta)
+        if held is None or added is None or wanted is None:
             return Verdict.UNCHECKED
         begun, done = len(held.given), len(held.given) + len(held.answered)
         same = (
@@ -154,9 +153,21 @@ class Opinions:
         return Verdict.RIGHT if same else Verdict.WRONG
 
 
-def _read_input(body: bytes) -> Digests:
-    given = json.loads(body)["input"]
-    return _read_items([{"role": "user", "content": given}] if isinstance(given, str) else given)
+def read_request(body: bytes) -> Digests | None:
+    """Read what a model would of a whole body; None if it can't be read."""
+    try:
+        given = json.loads(body)["input"]
+        items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        return _read_items(items)
+    except _UNREADABLE:
+        return None
+
+
+def _read_raw(items: Sequence[bytes]) -> Digests | None:
+    try:
+        return _read_items(json.loads(item) for item in items)
+    except _UNREADABLE:
+        return None
 
 
 def _read_items(items: Iterable[Any]) -> Digests:

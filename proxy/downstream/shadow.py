@@ -22,7 +22,7 @@ from proxy.core.leases import Want
 from proxy.core.plan import Continue, FollowClient, PassThrough
 from proxy.core.reasons import Mode, Reason
 from proxy.core.reply import Kind, ProtocolFault, ReplyReader
-from proxy.core.shadow import Opinions, ShadowLease, ShadowPool, Verdict
+from proxy.core.shadow import Opinions, ShadowLease, ShadowPool, Verdict, read_request
 from proxy.core.sse import SseReader, TooLong
 from proxy.core.turn import State
 from proxy.core.verdicts import parse_error
@@ -217,24 +217,23 @@ class _ShadowTurn:
         if self._turn.state is not State.CLOSED:
             self._follow(self._turn.handle(t.DownstreamClosed()))
         self._release(reusable=False, holds_answer=False)
-        verdict = self._judge()
-        if self._answer is not None:
-            output = self._answer.streamed or self._answer.final
-            self._shadow.opinions.note(
-                self._principal.key, self._answer.response_id, self._plan.request.body, output
-            )
         mode, reason = self.decision
-        return Would(mode, reason, raw_bytes if mode is Mode.HTTP else self._bytes_up, verdict)
+        return Would(
+            mode, reason, raw_bytes if mode is Mode.HTTP else self._bytes_up, self._judge()
+        )
 
     def _judge(self) -> Verdict | None:
-        if not isinstance(self._plan, Continue) or self.decision[0] is not Mode.DELTA:
-            return None
-        return self._shadow.opinions.judge(
-            self._principal.key,
-            self._plan.head.response_id,
-            self._plan.request.body,
-            [item.raw for item in self._plan.delta],
-        )
+        """Judge the delta, if it would have been one, and remember what the next is judged by."""
+        opinions, principal, plan = self._shadow.opinions, self._principal.key, self._plan
+        wanted = read_request(plan.request.body)
+        verdict = None
+        if isinstance(plan, Continue) and self.decision[0] is Mode.DELTA:
+            delta = [item.raw for item in plan.delta]
+            verdict = opinions.judge(principal, plan.head.response_id, wanted, delta)
+        if self._answer is not None:
+            output = self._answer.streamed or self._answer.final
+            opinions.note(principal, self._answer.response_id, wanted, output)
+        return verdict
 
     # The machine's commands, as far as they are about what is remembered.
 

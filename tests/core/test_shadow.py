@@ -9,7 +9,7 @@ import pytest
 from proxy.core.connection_state import LifePolicy
 from proxy.core.leases import LeaseLimits, Want
 from proxy.core.reasons import Reason
-from proxy.core.shadow import Opinions, ShadowLease, ShadowPool, Verdict
+from proxy.core.shadow import Opinions, ShadowLease, ShadowPool, Verdict, read_request
 
 WHO = "principal"
 
@@ -130,20 +130,20 @@ def raw(items: list[dict[str, object]]) -> list[bytes]:
 def test_judges_what_the_client_made_of_the_answer(items, verdict):
     """A delta is right if upstream's context and it say what the request says."""
     opinions = Opinions()
-    opinions.note(WHO, "r1", body_of("Go."), raw(OUTPUT))
+    opinions.note(WHO, "r1", read_request(body_of("Go.")), raw(OUTPUT))
 
-    assert opinions.judge(WHO, "r1", body_of(items), raw([RESULT])) is verdict
+    assert opinions.judge(WHO, "r1", read_request(body_of(items)), raw([RESULT])) is verdict
 
 
 def test_knows_nothing_of_other_principals_and_of_what_it_forgot():
     """Without a note of the response in question there is no opinion."""
     opinions = Opinions(max_bytes=400)
-    opinions.note(WHO, "r1", body_of("Go."), raw([SAY]))
-    request = body_of([ASK, SAY, ASK])
+    opinions.note(WHO, "r1", read_request(body_of("Go.")), raw([SAY]))
+    request = read_request(body_of([ASK, SAY, ASK]))
 
     assert opinions.judge("other", "r1", request, raw([ASK])) is Verdict.UNCHECKED
     assert opinions.judge(WHO, "r1", request, raw([ASK])) is Verdict.RIGHT
-    opinions.note(WHO, "r2", body_of("Go."), raw([SAY]))
+    opinions.note(WHO, "r2", read_request(body_of("Go.")), raw([SAY]))
     assert opinions.judge(WHO, "r1", request, raw([ASK])) is Verdict.UNCHECKED
 
 
@@ -151,8 +151,8 @@ def test_knows_nothing_of_other_principals_and_of_what_it_forgot():
 def test_what_can_not_be_read_is_unchecked(body):
     """No body makes it raise."""
     opinions = Opinions()
-    opinions.note(WHO, "r1", body_of("Go."), raw([SAY]))
-    opinions.note(WHO, "r2", body, raw([SAY]))
+    opinions.note(WHO, "r1", read_request(body_of("Go.")), raw([SAY]))
+    opinions.note(WHO, "r2", read_request(body), raw([SAY]))
 
-    assert opinions.judge(WHO, "r1", body, []) is Verdict.UNCHECKED
-    assert opinions.judge(WHO, "r2", body_of("Go."), []) is Verdict.UNCHECKED
+    assert opinions.judge(WHO, "r1", read_request(body), []) is Verdict.UNCHECKED
+    assert opinions.judge(WHO, "r2", read_request(body_of("Go.")), []) is Verdict.UNCHECKED
