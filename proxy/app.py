@@ -312,7 +312,6 @@ def is_express(config: Config) -> bool:
         config.tuning.express
         and config.websocket.enabled
         and config.mode != "shadow"
-        and not config.tracing.enabled  # a span begins with the request's headers
         and RESTS_VISIBLY
     )
 

@@ -280,7 +280,7 @@ class ClientConnection(asyncio.Protocol):
             return
         self._message = message
         try:
-            intake = self._front.take_in(caller.principal, body, share, caller.endpoint)
+            intake = self._front.take_in(caller, body, share)
             self._intake = intake
             turn = self._turn = self._front.express(self, intake)
             if turn is None:

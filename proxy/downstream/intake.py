@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from proxy.core.plan import PassThrough
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from proxy.core.plan import Plan
     from proxy.core.principals import Principal
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sends turns, and to which endpoint."""
+    """Who sends turns, to which endpoint, and the trace they are part of, where that is asked."""
 
     principal: Principal
     endpoint: Endpoint
+    trace: Mapping[str, str] | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -32,11 +32,12 @@ from proxy.downstream.intake import Caller, Intake
 from proxy.downstream.record import TurnRecord
 from proxy.downstream.refusals import refusal, refuse
 from proxy.errors import TurnwireError
+from proxy.observe.tracing import context_of
 from proxy.upstream.passthrough import TRACE_HEADERS, check_loop
 from proxy.upstream.tunnel import tunnel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable
 
     from proxy.core.plan import Plan
     from proxy.core.principals import Principal
@@ -156,17 +157,24 @@ class Front:
             self.close(intake)
 
     async def _read(self, request: web.Request, endpoint: Endpoint) -> Intake:
-        principal = self._identities.of(request.headers.items())
+        caller = self._caller(request.headers.items(), endpoint)
         share = Share(self._budget)
         try:
             body = await read_body(request, self._settings.body_limits, share)
         except BaseException:
             share.close()
             raise
-        return self.take_in(principal, body, share, endpoint)
+        return self.take_in(caller, body, share)
 
-    def take_in(self, principal: Principal, body: Body, share: Share, endpoint: Endpoint) -> Intake:
+    def _caller(self, fields: Iterable[tuple[str, str]], endpoint: Endpoint) -> Caller:
+        if self._tracing is None:
+            return Caller(self._identities.of(fields), endpoint)
+        fields = tuple(fields)
+        return Caller(self._identities.of(fields), endpoint, context_of(fields))
+
+    def take_in(self, caller: Caller, body: Body, share: Share) -> Intake:
         """Plan the turn of a body that is here; `close` must follow, whatever becomes of it."""
+        principal, endpoint = caller.principal, caller.endpoint
         now = self._loop.time()
         record = TurnRecord(
             self._metrics, self._log, self._watch, principal, len(body.decoded), now
@@ -174,6 +182,8 @@ class Front:
         try:
             plan = self._plan(principal, body, endpoint)
             record.planned(plan)
+            if self._tracing is not None:
+                record.span = self._begin_span(self._tracing, caller, plan)
         except BaseException:
             share.close()
             record.close(self._loop.time())
@@ -187,8 +197,7 @@ class Front:
 
     async def _carry_out(self, request: web.Request, intake: Intake) -> web.StreamResponse:
         plan, record = intake.plan, intake.record
-        if self._tracing is not None:
-            record.span = self._begin_span(self._tracing, request, plan)
+        if record.span is not None:
             request[TRACE_HEADERS] = record.span.headers
         if self._shadow is not None:
             record.passed_through(self._shadow.reason(plan))
@@ -208,13 +217,13 @@ class Front:
         return response
 
     @staticmethod
-    def _begin_span(tracing: Tracing, request: web.Request, plan: Plan) -> TurnSpan:
+    def _begin_span(tracing: Tracing, caller: Caller, plan: Plan) -> TurnSpan:
         envelope = plan.request.envelope if plan.request else None
         return tracing.begin(
-            request.headers,
+            caller.trace or {},
             model=envelope.model if envelope else None,
             stream=envelope is not None and envelope.stream,
-            api="chat_completions" if request.path in CHAT_PATHS else "responses",
+            api="chat_completions" if caller.endpoint is CHAT else "responses",
         )
 
     def _plan(self, principal: Principal, body: Body, endpoint: Endpoint) -> Plan:
@@ -248,7 +257,7 @@ class Front:
             return None
         if settings.check_hosts and not is_allowed_host(head.host, settings.allowed_hosts):
             return None
-        return Caller(self._identities.of(head.fields), endpoint)
+        return self._caller(head.fields, endpoint)
 
     def express(self, client: Client, intake: Intake) -> Express | None:
         """Return who can carry a turn out without waiting, if that is possible at all."""

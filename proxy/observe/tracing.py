@@ -23,7 +23,7 @@ from proxy.errors import ConfigError
 from proxy.observe.facts import model_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from proxy.observe.facts import TurnFacts
 
@@ -120,11 +120,11 @@ class Tracing:
         self._common = _of_upstream(upstream)
 
     def begin(
-        self, headers: Mapping[str, str], *, model: str | None, stream: bool, api: str
+        self, context: Mapping[str, str], *, model: str | None, stream: bool, api: str
     ) -> TurnSpan:
-        """Begin the span of a turn; `headers` are the caller's, `api` is the API that it called."""
+        """Begin the span of a turn; `context` is from `context_of`, `api` is what was called."""
         name = model_name(model)
-        parent = self._propagator.extract({key.lower(): value for key, value in headers.items()})
+        parent = self._propagator.extract(context)
         attributes = self._common | {Attribute.REQUEST_STREAM: stream, Attribute.API_TYPE: api}
         if name is not None:
             attributes[Attribute.REQUEST_MODEL] = name
@@ -145,6 +145,23 @@ class Tracing:
         """Send what is left. Takes a few seconds at most; blocks, so call it in a thread."""
         self._provider.force_flush(_FLUSH_WITHIN_MS)
         self._provider.shutdown()
+
+
+def context_of(fields: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """
+    Return the trace context among the header fields of a request.
+
+    Several `traceparent` are none, several `tracestate` are one list (W3C Trace Context, 3.2.1 and
+    3.3.1).
+    """
+    found: dict[str, list[str]] = {"traceparent": [], "tracestate": []}
+    for name, value in fields:
+        if (values := found.get(name.lower())) is not None:
+            values.append(value)
+    parents, states = found["traceparent"], found["tracestate"]
+    if len(parents) != 1:
+        return {}
+    return {"traceparent": parents[0], "tracestate": ",".join(states)}
 
 
 def open_tracing(upstream: str, version: str) -> Tracing:

@@ -14,7 +14,7 @@ from proxy import app
 from proxy.core.usage import Usage, read_usage
 from proxy.errors import ConfigError
 from proxy.observe import tracing as tracing_module
-from proxy.observe.tracing import Attribute, Tracing, open_tracing
+from proxy.observe.tracing import Attribute, Tracing, context_of, open_tracing
 from proxy.simulator.agent import user
 from proxy.simulator.faults import ErrorReply, RefuseUpgrade
 
@@ -177,6 +177,33 @@ async def test_a_trace_that_is_none_is_begun_anew(spans):
     assert span.parent is None
     assert (request.get("traceparent") or "").startswith(own)
     assert request.get("tracestate") is None
+
+
+async def test_two_contexts_are_none(spans):
+    """A caller that names two parents has none; its states are one list."""
+    async with http_only(**ON) as (port, _):
+        await talk(port, posted(f"traceparent: {TRACEPARENT}", f"traceparent: {TRACEPARENT}"))
+    (span,) = spans.get_finished_spans()
+
+    assert span.parent is None
+    assert context_of([("traceparent", "p"), ("TraceState", "a=1"), ("tracestate", "b=2")]) == {
+        "traceparent": "p",
+        "tracestate": "a=1,b=2",
+    }
+
+
+@pytest.mark.parametrize("express", [True, False])
+async def test_the_callers_trace_goes_on_either_way(spans, express):
+    """Past aiohttp or through it, a turn continues its caller's trace."""
+    async with stack(tuning={"express": express}, **ON) as s:
+        agent, history = s.agent(headers={"traceparent": TRACEPARENT}), []
+        await play(agent, history, user("[calls=0] One."))
+        await play(agent, history, user("[calls=0] Two."))
+    finished = spans.get_finished_spans()
+
+    assert [told(span)[Attribute.MODE] for span in finished] == ["full", "delta"]
+    assert {f"{span.context.trace_id:032x}" for span in finished} == {TRACE}
+    assert all(told(span)[Attribute.OUTPUT_TOKENS] > 0 for span in finished)
 
 
 async def test_a_fallback_carries_the_trace(spans):
