@@ -99,11 +99,11 @@ class ClientConnection(asyncio.Protocol):
         self._heads = HeadMemory(settings.max_field_bytes)
         self._latest: tuple[PlainHead | None, Caller | None] = (None, None)
         self._begun = b""  # a head that is not whole
-        self._pieces: list[bytes] = []  # a message whose body is not whole
+        self._head = b""  # that of the turn under way, or of one whose body is not whole
+        self._pieces: list[bytes] = []  # a body that is not whole
         self._missing_bytes = 0
         self._expected: tuple[PlainHead, Caller] | None = None
         self._share: Share | None = None
-        self._message = b""  # that of the turn under way
         self._intake: Intake | None = None
         self._turn: Express | None = None
         self._early = b""
@@ -206,10 +206,11 @@ class ClientConnection(asyncio.Protocol):
         if caller is None or length_bytes > self._settings.max_body_bytes:
             self._lend_or_give_over(data, is_whole=missing_bytes == 0)
         elif missing_bytes == 0:
-            self._take_turn(head, caller, data, data[end:])
+            self._head = data[:end]
+            self._take_turn(head, caller, data[end:])
         elif (share := self._share_for(length_bytes, len(data) - end)) is not None:
             self._expected, self._share = (head, caller), share
-            self._pieces = [data]
+            self._head, self._pieces = data[:end], [data[end:]]
             self._missing_bytes = missing_bytes
             self._active_at = self._loop.time()
             self._start_deadline(self._settings.body_timeout_s, self._see_whether_body_is_late)
@@ -254,20 +255,15 @@ class ClientConnection(asyncio.Protocol):
             self._active_at = self._loop.time()
             return
         self._stop_deadline()
-        message, expected, is_whole = (
-            b"".join(self._pieces),
-            self._expected,
-            not self._missing_bytes,
-        )
+        raw, expected, is_whole = b"".join(self._pieces), self._expected, not self._missing_bytes
         self._pieces, self._missing_bytes, self._expected = [], 0, None
         if expected is None or not (is_whole and has_room):
             self._drop_share()
-            self._give_over(message)  # which refuses it, if there is no room
+            self._give_over(self._head + raw)  # which refuses it, if there is no room
         else:
-            raw = message[message.find(END_OF_HEAD) + len(END_OF_HEAD) :]
-            self._take_turn(*expected, message, raw)
+            self._take_turn(*expected, raw)
 
-    def _take_turn(self, head: PlainHead, caller: Caller, message: bytes, raw: bytes) -> None:
+    def _take_turn(self, head: PlainHead, caller: Caller, raw: bytes) -> None:
         """Take a turn that is here whole, and nothing after it."""
         share, self._share = self._share, None
         body = self._body(head, raw)
@@ -276,15 +272,14 @@ class ClientConnection(asyncio.Protocol):
         if share is None or body is None or not _holds_decoded(share, body):
             if share is not None:
                 share.close()
-            self._lend(message)
+            self._lend(self._head + raw)
             return
-        self._message = message
         try:
             intake = self._front.take_in(caller, body, share)
             self._intake = intake
             turn = self._turn = self._front.express(self, intake)
             if turn is None:
-                self._lend(message)
+                self._lend(self._head + raw)
             elif not turn.start():
                 self.hand_over(turn, ())
         except Exception:  # noqa: BLE001  a fault of ours is answered, as aiohttp would
@@ -311,7 +306,7 @@ class ClientConnection(asyncio.Protocol):
         if self._intake is None:
             return
         self._intake.begun, self._intake.commands = turn, commands
-        self._lend(self._message)
+        self._lend(self._head + self._intake.body.raw)
         if self._early:
             early, self._early = self._early, b""
             self._give_over(early)
@@ -337,6 +332,8 @@ class ClientConnection(asyncio.Protocol):
         """Take note that something of ours failed: within the handling of an exception."""
         self._front.log_failure()
         has_written = self._turn is not None and self._turn.has_written
+        if self._intake is not None and not has_written:
+            self._intake.record.status = 500
         if not has_written and not self.transport.is_closing():
             self.transport.write(_refusal_bytes(TurnwireError(FAILED)))
         self._drop_turn()
@@ -345,12 +342,10 @@ class ClientConnection(asyncio.Protocol):
     def take_intake(self) -> Intake | None:
         """Take the turn that aiohttp was lent the connection for; its taker closes it."""
         intake, self._intake = self._intake, None
-        self._message = b""
         return intake
 
     def _close_intake(self) -> None:
         intake, self._intake = self._intake, None
-        self._message = b""
         if intake is not None:
             self._front.close(intake)
 

@@ -355,6 +355,12 @@ class Express(Carrier):
         """Act on a silence that has lasted long enough."""
         if self._is_over:
             return
+        try:
+            self._check_time()
+        except Exception:  # noqa: BLE001  others are looked at after this one
+            self._client.turn_failed()
+
+    def _check_time(self) -> None:
         timing, now = self._services.timing, self._loop.time()
         if self._is_full:
             self._heard_at = now  # upstream is not to blame
