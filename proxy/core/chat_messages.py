@@ -23,6 +23,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from proxy.core.canonical import parse
 from proxy.core.chat_fields import Untranslatable
 from proxy.core.splice import elements, fields
 
@@ -119,7 +120,7 @@ def _given(role: bytes, message: dict[str, bytes], parts: _Parts) -> bytes:
 def _tool_output(message: dict[str, bytes], custom_calls: frozenset[str]) -> bytes:
     call_id = text_of(message.pop("tool_call_id", None), "messages.tool_call_id")
     output = _input_content(message.pop("content", b""), _TEXT_PARTS)
-    message.pop("name", None)  # that of the call, which its id names already
+    _drop(message, "name")  # that of the call, which its id names already
     _refuse_rest(message, _NOTES)
     is_custom = bool(custom_calls) and json.loads(call_id) in custom_calls
     kind = b"custom_tool_call_output" if is_custom else b"function_call_output"
@@ -127,10 +128,19 @@ def _tool_output(message: dict[str, bytes], custom_calls: frozenset[str]) -> byt
 
 
 def _refuse_rest(message: dict[str, bytes], harmless: frozenset[str]) -> None:
-    for key in message:
-        if key not in harmless:
+    for key, value in message.items():
+        if key in harmless:
+            parse(value)  # left out, but it must be JSON to everybody
+        else:
             named = key in ("name", "audio", "function_call", "refusal", "tool_calls")
             raise Untranslatable(f"messages.{key}" if named else "messages.other")
+
+
+def _drop(found: dict[str, bytes], *keys: str) -> None:
+    """Take out members that say nothing; raises ValueError where they are not JSON to everybody."""
+    for key in keys:
+        if key in found:
+            parse(found.pop(key))
 
 
 def _input_content(raw: bytes, parts: _Parts) -> bytes:
@@ -258,8 +268,7 @@ def _drop_leaked(part: dict[str, bytes], calls: bytes) -> None:
     """
     if part.get("role") == b'"assistant"':
         del part["role"]
-    for key in _ECHOED & part.keys():
-        del part[key]
+    _drop(part, *_ECHOED)
     leaked = part.get("tool_calls", b"")
     if leaked.startswith(b"[") and elements(leaked) == _listed(calls, "messages.tool_calls"):
         del part["tool_calls"]
@@ -275,7 +284,7 @@ def _call(raw: bytes) -> bytes:
     call = fields_of(raw, "messages.tool_calls")
     kind = call.pop("type", b"")
     call_id = text_of(call.pop("id", None), "messages.tool_calls")
-    call.pop("index", None)  # of the chunk that it was read from
+    _drop(call, "index")  # of the chunk that it was read from
     if kind == b'"function"':
         head, key, body = _FUNCTION_CALL, "arguments", call.pop("function", b"")
     elif kind == b'"custom"':
@@ -285,7 +294,7 @@ def _call(raw: bytes) -> bytes:
     called = fields_of(body, "messages.tool_calls")
     name = text_of(called.pop("name", None), "messages.tool_calls")
     said = text_of(called.pop(key, None), "messages.tool_calls")
-    called.pop("parsed_arguments", None)
+    _drop(called, "parsed_arguments")
     if call or called:
         raise Untranslatable("messages.tool_calls")
     return b'%b"call_id":%b,"name":%b,"%b":%b}' % (head, call_id, name, key.encode(), said)

@@ -14,11 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from builders import dump
+from hypothesis import given
+from hypothesis import strategies as st
 
+from proxy.core.chains import ChainStore
 from proxy.core.chat_fields import Untranslatable
 from proxy.core.chat_turn import CHAT, ChatEnvelope
+from proxy.core.history import MatchingPolicy
 from proxy.core.items import Fingerprinter
+from proxy.core.plan import PassThrough, Planner, Start
+from proxy.core.reasons import Reason
 from proxy.core.request import TurnRequest, parse_body
+from proxy.simulator.answers import Context
+from proxy.simulator.chat import context_of
+from proxy.simulator.validate import Ledger
+from proxy.simulator.wire import ApiError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -275,6 +285,42 @@ def test_null_is_as_good_as_absent_or_refused(path: Path) -> None:
     outcome = said(changed(path, empty))
     is_kept = outcome is not None and b"null" in outcome[0]
     assert is_kept or outcome in (None, said(changed(path, remove)))
+
+
+def planner() -> Planner:
+    """Return a planner that knows no chain."""
+    store = ChainStore(seed=7, max_bytes=1_000_000, ttl_s=60, timer=lambda: 0.0)
+    return Planner(store, FINGERPRINTS, MatchingPolicy(), lambda _: None, 1_000_000)
+
+
+PIECES = st.one_of(
+    st.binary(max_size=3),
+    st.sampled_from([b"null", b"{}", b"[]", b'""', b"1", b"true", b",", b'"a":', b"\\ud83d", b"{"]),
+)
+
+
+@given(st.integers(0, 5000), st.integers(0, 40), PIECES)
+def test_whatever_comes_is_planned_and_no_guess(place: int, length: int, piece: bytes) -> None:
+    """A body with a piece replaced is left to HTTP for a reason, or means what it says."""
+    raw = dump(BODY)
+    raw = raw[:place] + piece + raw[place + length :]
+
+    plan = planner().plan("p", raw, CHAT)
+    if isinstance(plan, PassThrough):
+        assert plan.reason in (Reason.UNPARSABLE, Reason.UNTRANSLATABLE, Reason.NO_INPUT)
+        return
+    assert isinstance(plan, Start)
+    told = json.loads(plan.request.full_message())
+    asked = json.loads(raw)
+    if "messages" not in asked:
+        return  # its other shape, which is sent as it is
+    try:
+        expected = context_of(asked)
+    except ApiError:  # an output of no call, or none of one: the API says so of either form
+        with pytest.raises(ApiError):
+            Ledger().extended(told["input"]).check_settled()
+        return
+    assert expected.digest == Context.of(told, told["input"]).digest
 
 
 def test_what_is_told_is_json() -> None:

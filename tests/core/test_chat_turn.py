@@ -208,6 +208,14 @@ def test_what_has_no_equal_is_named(raw: bytes, field: str) -> None:
         (b'{"messages":[],"messages":[]}', Reason.UNPARSABLE),
         (chat(user("a"))[:-1], Reason.UNPARSABLE),
         (b'{"model":"m","messages":[{"role":"user","role":"user"}]}', Reason.UNPARSABLE),
+        (
+            b'{"model":"m","messages":[{"role":"assistant","content":"a","reasoning":"\xff"}]}',
+            Reason.UNPARSABLE,
+        ),
+        (
+            b'{"model":"m","messages":[{"role":"assistant","content":"a","parsed":{"a":1,"a":2}}]}',
+            Reason.UNPARSABLE,
+        ),
     ],
 )
 def test_what_is_no_chat_body_is_left_alone(raw: bytes, reason: Reason) -> None:
