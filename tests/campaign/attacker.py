@@ -19,7 +19,7 @@ import time
 from collections import Counter
 
 _HEAD = b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nX-Slow: " + b"a" * 100_000
-_ANSWER_DELTAS = 20_000  # of a kilobyte each
+_ANSWER_BLOCKS = 320  # of 64 KiB each
 _BYTES_PER_S = 1000
 
 counts: Counter[str] = Counter()
@@ -58,7 +58,7 @@ async def sip(port: int, number: int) -> None:
     raw.setblocking(False)
     await asyncio.get_running_loop().sock_connect(raw, ("127.0.0.1", port))
     reader, writer = await asyncio.open_connection(sock=raw, limit=1024)
-    given = [{"role": "user", "content": f"[deltas={_ANSWER_DELTAS}] {number}"}]
+    given = [{"role": "user", "content": f"[blocks={_ANSWER_BLOCKS}] {number}"}]
     body = json.dumps({"model": "m", "store": False, "stream": True, "input": given}).encode()
     writer.write(
         b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer sk-slow-%d\r\n"

@@ -117,14 +117,18 @@ async def _twenty_turns(proxy: Proxy, ledger: Ledger, number: int, keys: int) ->
 # --- The end --------------------------------------------------------------------------------------
 
 
-async def drain(streams: int, times: int = 1) -> dict[str, Any]:
-    """Send SIGTERM while so many streams run; return what came of it, the worst of each."""
-    runs = [await _drain_once(streams) for _ in range(times)]
+async def drain(streams: int, times: int = 1, gap_ms: float = 100) -> dict[str, Any]:
+    """
+    Send SIGTERM while so many streams run; return what came of it, the worst of each.
+
+    With a gap of 100 ms between events a stream takes three seconds.
+    """
+    runs = [await _drain_once(streams, gap_ms) for _ in range(times)]
     worst = {name: max(run[name] for run in runs) for name in runs[0]}
     return {"streams": streams, "times": times, **worst}
 
 
-async def _drain_once(streams: int) -> dict[str, Any]:
+async def _drain_once(streams: int, gap_ms: float) -> dict[str, Any]:
     ledger = Ledger()
     settings = {"connections": {"max_per_principal": 32}}
     async with (
@@ -132,7 +136,7 @@ async def _drain_once(streams: int) -> dict[str, Any]:
         started(sim.base_url, **settings) as proxy,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
     ):
-        sim.faults.arm(SlowStream(gap_ms=100, times=streams))
+        sim.faults.arm(SlowStream(gap_ms=gap_ms, times=streams))
         begun = asyncio.Semaphore(0)
         loop = asyncio.get_running_loop()
         tasks = [
@@ -176,12 +180,10 @@ async def _stream(
 async def _until_not_ready(session: aiohttp.ClientSession, proxy: Proxy) -> float:
     began = time.monotonic()
     while True:
-        asked_at = time.monotonic()
         async with session.get(f"{proxy.admin_url}/readyz") as reply:
-            if reply.status == 503:
-                return asked_at - began
-        if asked_at - began > HEAD_DEADLINE_S:
-            return asked_at - began
+            took = time.monotonic() - began
+            if reply.status == 503 or took > HEAD_DEADLINE_S:
+                return took
 
 
 # --- Cancels --------------------------------------------------------------------------------------

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 SETTLE_S = 3.0
+HEADS_TIME_S = 10.0  # until the first heads are shown the door
+CALM_DEADLINE_S = 60.0
 
 
 @contextlib.asynccontextmanager
@@ -79,10 +81,10 @@ async def flood(heads: int, readers: int, turns: int, phases: int = 3) -> dict[s
         for _ in range(phases):
             quiet.append(await _healthy(session, proxy, turns))
             async with attack(proxy.port, heads, readers) as result:
-                await asyncio.sleep(SETTLE_S)
+                await _calm(proxy)
                 fds = (await proxy.holdings())["fds"]
                 flooded.append(await _healthy(session, proxy, turns))
-                await asyncio.sleep(max(12 - SETTLE_S, 0) if heads else 0)  # for the heads' time
+                await asyncio.sleep(HEADS_TIME_S if heads else 0)
             became.append({**result, "fds": fds})
             await asyncio.sleep(SETTLE_S)
         peak_kib = proxy.peak_kib()
@@ -109,6 +111,16 @@ async def flood(heads: int, readers: int, turns: int, phases: int = 3) -> dict[s
         "alarms": len(proxy.alarms),
         "exit_status": status,
     }
+
+
+async def _calm(proxy: Proxy) -> None:
+    """Wait until the flood has filled what it can fill: the proxy is mostly found asleep."""
+    deadline = time.monotonic() + CALM_DEADLINE_S
+    await asyncio.sleep(SETTLE_S)
+    asleep = 0
+    while asleep < 20 and time.monotonic() < deadline:
+        await asyncio.sleep(0.1)
+        asleep = asleep + 1 if proxy.is_asleep() else 0
 
 
 async def _healthy(session: aiohttp.ClientSession, proxy: Proxy, turns: int) -> list[float]:

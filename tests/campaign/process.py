@@ -113,8 +113,12 @@ class Proxy:
 
     def cpu_s(self) -> float:
         """Return the processor time that the process has used."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        fields = _stat(self.pid)
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def is_asleep(self) -> bool:
+        """Tell whether the process waits for something to do, even where it is kept waiting."""
+        return _stat(self.pid)[0] == "S"
 
     async def stop(self, *signals: signal.Signals) -> tuple[int, float]:
         """End the process; return its exit status and how many seconds that took."""
@@ -124,6 +128,11 @@ class Proxy:
         async with asyncio.timeout(STOP_DEADLINE_S):
             status = await self.process.wait()
         return status, time.monotonic() - began
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat from the state on (proc(5): the third)."""
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
 
 
 def _status(pid: int, name: str) -> int:

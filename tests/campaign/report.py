@@ -88,6 +88,9 @@ GOALS: tuple[Goal, ...] = (
         lambda f: f["livez_max_ms"],
         lambda v: v <= 500,
     ),
+    Goal(
+        "drain", "streams of 200 that had ended before SIGTERM", lambda f: f["not_running"], _zero
+    ),
     Goal("drain", "streams cut of 200, five times over", lambda f: f["cut"], _zero),
     Goal(
         "drain",
