@@ -111,6 +111,10 @@ class UpstreamUnreachable(UpstreamError):
     """No connection to the upstream, or no reply on it. Nothing of a reply has been read."""
 
 
+class OutOfResources(UpstreamUnreachable):
+    """This machine has no descriptor or buffer left for a connection; upstream may be well."""
+
+
 class UpgradeRefused(UpstreamError):
     """The WebSocket handshake was answered with an HTTP status other than 101."""
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from cachetools import LRUCache
 
-from proxy.errors import UpgradeRefused, UpstreamError, UpstreamUnreachable
+from proxy.errors import OutOfResources, UpgradeRefused, UpstreamError, UpstreamUnreachable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,6 +48,8 @@ class Scope(enum.Enum):
 
 def scope_of(error: UpstreamError) -> Scope:
     """Tell for whom a failed attempt to connect opens a cool-down."""
+    if isinstance(error, OutOfResources):
+        return Scope.NOBODY  # what we lack ourselves says nothing of upstream
     if isinstance(error, UpstreamUnreachable):
         return Scope.UPSTREAM
     if not isinstance(error, UpgradeRefused) or error.status == _UNAUTHORISED:

@@ -33,6 +33,7 @@ by `ConnectionLost`.
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import logging
 import socket
@@ -50,7 +51,13 @@ from websockets.protocol import Protocol as Framing
 from websockets.streams import StreamReader
 
 from proxy.core.frames import LENGTH_IN_2_BYTES, WHOLE_TEXT
-from proxy.errors import ConnectionLost, UpgradeRefused, UpstreamError, UpstreamUnreachable
+from proxy.errors import (
+    ConnectionLost,
+    OutOfResources,
+    UpgradeRefused,
+    UpstreamError,
+    UpstreamUnreachable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -58,6 +65,7 @@ if TYPE_CHECKING:
     from websockets.client import ClientProtocol
     from websockets.protocol import Event
 
+_OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _SLOWEST_UPLINK_BYTES_PER_S = 32 * 1024
 _SHORT_READ_BYTES: Final = 2048
 _WHOLE_TEXT_BYTE = bytes([WHOLE_TEXT])
@@ -676,6 +684,8 @@ def connect_error(exc: Exception) -> UpstreamError:
         return UpstreamUnreachable(f"TLS failed: {exc.reason}")
     if isinstance(exc, ConnectionRefusedError):
         return UpstreamUnreachable("connection refused")
+    if isinstance(exc, OSError) and exc.errno in _OUT_OF_RESOURCES:
+        return OutOfResources(f"nothing left to connect with: {errno.errorcode[exc.errno]}")
     if isinstance(exc, ImportError):
         return UpstreamUnreachable("a SOCKS proxy needs the package python-socks")
     return UpstreamUnreachable(f"the WebSocket handshake failed: {type(exc).__name__}")

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from proxy.core.cooldown import Cooldown, Cooldowns, Scope, retry_after_s, scope_of
-from proxy.errors import ConnectionLost, UpgradeRefused, UpstreamError, UpstreamUnreachable
+from proxy.errors import (
+    ConnectionLost,
+    OutOfResources,
+    UpgradeRefused,
+    UpstreamError,
+    UpstreamUnreachable,
+)
 
 
 def refused(status: int, **headers: str) -> UpgradeRefused:
@@ -20,6 +26,7 @@ SCOPES = [
     *((refused(status), Scope.UPSTREAM) for status in (200, 301, 307, 404, 405, 426, 501)),
     *((refused(status), Scope.PRINCIPAL) for status in (400, 403, 409, 429, 500, 502, 503, 529)),
     (refused(401), Scope.NOBODY),
+    (OutOfResources("no descriptor left"), Scope.NOBODY),
     (ConnectionLost(1006), Scope.NOBODY),
 ]
 

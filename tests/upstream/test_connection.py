@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import http
 import random
 import socket
@@ -18,7 +19,7 @@ from websockets.frames import Frame, Opcode
 from websockets.utils import accept_key
 from wsserver import raw_server, reset, until, upstream, write_raw
 
-from proxy.errors import ConnectionLost, UpgradeRefused, UpstreamUnreachable
+from proxy.errors import ConnectionLost, OutOfResources, UpgradeRefused, UpstreamUnreachable
 from proxy.upstream import connection as connection_module
 from proxy.upstream.connection import ConnectionSettings, UpstreamConnection, open_connection
 
@@ -129,6 +130,21 @@ async def test_a_refused_connection_is_unreachable() -> None:
 
     with pytest.raises(UpstreamUnreachable, match="refused"):
         await open_connection(f"ws://127.0.0.1:{port}/", [], SETTINGS)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS])
+async def test_what_we_lack_ourselves_is_told_apart(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a descriptor left nobody can tell whether upstream is there."""
+
+    async def no_more(*_: object, **__: object) -> None:
+        raise OSError(number, "no more")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", no_more)
+
+    with pytest.raises(OutOfResources, match=errno.errorcode[number]):
+        await open_connection("ws://127.0.0.1:9/", [], SETTINGS)
 
 
 async def test_an_unknown_name_is_unreachable() -> None:
