@@ -8,6 +8,7 @@ two.
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from proxy.simulator.agent import Agent, user
 from proxy.simulator.journal import Journal, Seen
 from proxy.simulator.state import Held
 from proxy.simulator.validate import Transport
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="what a process has is in /proc")
 
 ROOT = Path(__file__).parents[1]
 CATALOGUE = {"L": 7, "S": 6, "F": 27, "C": 8, "R": 8, "P": 11, "X": 10, "D": 12}
@@ -127,6 +130,7 @@ def test_growth_is_the_line_through_the_samples():
 # --- Short forms of the trials --------------------------------------------------------------------
 
 
+@linux_only
 @pytest.mark.parametrize("number", [0, 1])
 async def test_faults_of_all_kinds_at_once_do_no_harm(number: int):
     """A short round of the campaign: nothing lost, doubled, wrong, anybody else's, or left."""
@@ -136,6 +140,7 @@ async def test_faults_of_all_kinds_at_once_do_no_harm(number: int):
     assert len(result["injected"]) > 15
 
 
+@linux_only
 async def test_a_crowd_is_served():
     """Many conversations at once have no errors, and the proxy says that it lives meanwhile."""
     result = await crowd.crowd(12, 3)
@@ -144,6 +149,7 @@ async def test_a_crowd_is_served():
     assert result["exit_status"] == 0
 
 
+@linux_only
 async def test_a_drain_cuts_nothing():
     """Streams that run when SIGTERM comes end well, and so does the process."""
     result = await crowd.drain(12)
@@ -151,6 +157,7 @@ async def test_a_drain_cuts_nothing():
     assert result["alarms"] == 0
 
 
+@linux_only
 async def test_cancels_touch_nobody_else():
     """With one connection for two clients, one's cancels are not the other's trouble."""
     result = await crowd.cancels(2, at_once=30)

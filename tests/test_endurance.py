@@ -15,6 +15,7 @@ import random
 import re
 import signal
 import socket
+import sys
 import tracemalloc
 import types
 from dataclasses import replace
@@ -38,13 +39,15 @@ from proxy.simulator.faults import ErrorReply, Fault, HugeEvent, SlowStream
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Generator
 
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="what a process has is in /proc")
+
 TALKATIVE = SimulatorOptions(answers=AnswerOptions(rounds=0))
 NO_SPARES = {"spare_per_principal": 0}
 
 
 @contextlib.asynccontextmanager
 async def agent_of(base_url: str, **options: Any) -> AsyncIterator[Agent]:
-    """An agent with a history of one answer."""
+    """An agent, closed at the end."""
     async with Agent(base_url, **options) as agent:
         yield agent
 
@@ -61,6 +64,7 @@ async def say(agent: Agent, history: list[dict[str, Any]], text: str) -> tuple[A
 # --- The process and its machine ------------------------------------------------------------------
 
 
+@linux_only
 async def test_a_process_that_was_frozen_goes_on():
     """After a sleep longer than every ping timeout, what runs goes on, and no connection is cut."""
     websocket = {"ping_interval_s": 0.3, "ping_timeout_s": 0.5, "probe_timeout_s": 0.5}
@@ -84,6 +88,7 @@ async def test_a_process_that_was_frozen_goes_on():
         assert proxy.events["connection_closed"] == 0
 
 
+@linux_only
 @pytest.mark.parametrize("uvloop", [True, False])
 async def test_too_few_descriptors_harm_nobody_who_is_there(uvloop: bool):
     """Who comes too late is turned away or waits; who is there is served; then all are."""
@@ -124,6 +129,7 @@ async def served_again(base_url: str) -> None:
             await asyncio.sleep(0.05)
 
 
+@linux_only
 async def test_a_log_that_can_not_be_written_stops_nothing():
     """With a full disk under the log, turns are served and the end is a good one."""
     command = ("sh", "-c", 'exec "$@" 2>/dev/full', "sh")

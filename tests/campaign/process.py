@@ -4,6 +4,8 @@ The proxy as a process of its own, under watch.
 `started` runs `turnwire serve` with settings given as environment variables, reads its log, and
 takes it down with SIGTERM. The process is the real program, but for one thing: on SIGUSR1 it tells
 what it holds (tasks, descriptors, memory, connections) in one line on standard output.
+
+Memory and processor time come from /proc: this is for Linux.
 """
 
 from __future__ import annotations
