@@ -15,6 +15,14 @@ export CONTAINERS_STORAGE_CONF=$work/storage.conf BUILDAH_ISOLATION=chroot
 printf '[storage]\ndriver = "vfs"\nrunroot = "%s/run"\ngraphroot = "%s/graph"\n' "$work" "$work" \
   >"$CONTAINERS_STORAGE_CONF"
 
+running=()
+clean() {
+  for each in "${running[@]}"; do kill "$each" 2>/dev/null || true; done
+  buildah rm -a >/dev/null 2>&1 || true
+  rm -rf --one-file-system "$work"
+}
+trap clean EXIT
+
 say() { printf '\n== %s\n' "$*"; }
 
 say "a system to build in"
@@ -58,22 +66,23 @@ image localhost/runtime:stand-in "$work/runtime"
 say "the image"
 buildah bud --format docker --build-arg BUILD_IMAGE=localhost/build:stand-in \
   --build-arg RUNTIME_IMAGE=localhost/runtime:stand-in -t localhost/turnwire:tried . >>"$work/log"
-buildah images localhost/turnwire
+buildah images localhost/turnwire:tried
 container=$(buildah from localhost/turnwire:tried)
 root=$(buildah mount "$container")
 
-inside() { # runs a command in the image
+# Runs a command in the image. (Not a function: in the background that would be another process.)
+inside=(
   unshare -m bash -c 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" &&
     mount -t proc proc "$0/proc" && mount --bind /dev "$0/dev" &&
     exec env -i PATH=/usr/local/bin:/usr/bin:/bin TURNWIRE_HOST=127.0.0.1 TURNWIRE_ADMIN_HOST=127.0.0.1 \
       TURNWIRE_LOG_FORMAT=json SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt \
       setpriv --no-new-privs --bounding-set=-all,+sys_chroot,+setuid,+setgid --inh-caps=-all \
-      /usr/sbin/chroot --userspec=65532:65532 --groups= "$0" "$@"' "$root" "$@"
-}
+      /usr/sbin/chroot --userspec=65532:65532 --groups= "$0" "$@"' "$root"
+)
 
 say "what it is"
-inside /usr/local/bin/turnwire version
-inside /usr/bin/python3.13 -c '
+"${inside[@]}" /usr/local/bin/turnwire version
+"${inside[@]}" /usr/bin/python3.13 -c '
 import os, proxy.app, ssl
 assert (os.getuid(), os.getgid(), os.getgroups()) == (65532, 65532, [])
 try:
@@ -85,16 +94,18 @@ else:
 assert proxy.app.__spec__.cached and os.path.exists(proxy.app.__spec__.cached)
 print("certificates:", len(ssl.create_default_context().get_ca_certs()))
 '
-if inside /bin/sh -c true 2>/dev/null; then echo "there is a shell" && exit 1; fi
+if "${inside[@]}" /bin/sh -c true 2>/dev/null; then echo "there is a shell" && exit 1; fi
 echo "no shell"
 
 say "how it serves, and ends"
-inside /usr/local/bin/turnwire simulate --port 18790 &
+"${inside[@]}" /usr/local/bin/turnwire simulate --port 18790 &
 upstream=$!
-inside /usr/local/bin/turnwire serve --upstream http://127.0.0.1:18790/v1 --port 18787 --admin-port 18788 &
+running+=("$upstream")
+"${inside[@]}" /usr/local/bin/turnwire serve --upstream http://127.0.0.1:18790/v1 --port 18787 --admin-port 18788 &
 proxy=$!
-inside /usr/local/bin/turnwire health --admin-port 18788 --wait 30
-inside /usr/bin/python3.13 -c '
+running+=("$proxy")
+"${inside[@]}" /usr/local/bin/turnwire health --admin-port 18788 --wait 30
+"${inside[@]}" /usr/bin/python3.13 -c '
 import json, urllib.request
 body = json.dumps({"model": "m", "input": "Hello.", "store": False}).encode()
 headers = {"Authorization": "Bearer sk-x", "Content-Type": "application/json"}
@@ -104,8 +115,6 @@ with urllib.request.urlopen(request) as reply:
 '
 kill "$proxy" && wait "$proxy" && echo "ended with 0"
 kill "$upstream" && wait "$upstream"
-if inside /usr/local/bin/turnwire health --admin-port 18788; then exit 1; fi
+if "${inside[@]}" /usr/local/bin/turnwire health --admin-port 18788; then exit 1; fi
 
-buildah rm -a >/dev/null
-rm -r "$work"
 say "all well"
