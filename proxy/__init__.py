@@ -12,6 +12,9 @@ Turnwire: a local reverse proxy that turns stateless Responses requests into Web
       -> core.reply           server events -> SSE bytes, or one JSON body
       -> core.chains          what was sent and what came back: the head of the chain
 
+Chat Completions take the same way. `core.chat_turn` reads their bodies as turns, `core.chat_reply`
+tells the answer in chunks, and `core.chat_fields` is the table of what is translated and what not.
+
 Who may import whom, from top to bottom (a machine checks it):
 
     cli > bench > demo | launcher | doctor | top > agents | app > downstream | simulator
