@@ -99,7 +99,12 @@ GOALS: tuple[Goal, ...] = (
         lambda v: v <= 100,
     ),
     Goal("drain", "exit status", lambda f: f["exit_status"], _zero),
-    Goal("cancels", "cancels, 10,000", lambda f: f["cancelled"], lambda v: v >= 9_000),
+    Goal(
+        "cancels",
+        "requests cancelled of 10,000, 9,900 or more",
+        lambda f: f["cancelled"],
+        lambda v: v >= 9_900,
+    ),
     Goal("cancels", "turns of another's touched", lambda f: f["others_touched"], _zero),
     Goal(
         "flood",
