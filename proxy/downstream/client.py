@@ -33,6 +33,7 @@ from aiohttp.helpers import rfc822_formatted_time
 
 from proxy.downstream.bodies import NO_BYTE, Body, Share, decode_at_once
 from proxy.downstream.heads import END_OF_HEAD, HeadMemory
+from proxy.downstream.record import CLIENT_CLOSED
 from proxy.downstream.refusals import refuse
 from proxy.errors import BodyTimeout, Overloaded, TurnwireError
 
@@ -121,8 +122,13 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """Whether a turn is under way here, and not with aiohttp."""
-        return self._turn is not None
+        """Whether a turn is under way here, or its body is on its way, and not with aiohttp."""
+        return self._turn is not None or self._missing_bytes > 0
+
+    @property
+    def active_at(self) -> float:
+        """When a turn was last under way here, or a part of one came in; a loop time."""
+        return self._loop.time() if self.is_busy else self._active_at
 
     # The asyncio protocol.
 
@@ -139,6 +145,8 @@ class ClientConnection(asyncio.Protocol):
         self._stop_deadline()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
+        if self._turn is not None and self._intake is not None:
+            self._intake.record.status = CLIENT_CLOSED
         self._drop_turn()
         self._drop_share()
         if self._lent is not None:
@@ -151,10 +159,19 @@ class ClientConnection(asyncio.Protocol):
         if self._is_given_over:
             assert self._lent is not None
             self._lent.data_received(data)
-        elif self._turn is not None:
-            # Too early: it may be read when the reply is complete.
+            return
+        try:
+            self._take(data)
+        except Exception:  # noqa: BLE001  a fault of ours is answered, as aiohttp would
+            self.turn_failed()
+
+    def _take(self, data: bytes) -> None:
+        if self._turn is not None:
+            # Too early: it may be read when the reply is complete. Of a client that leaves we hear
+            # only while we read, so there has to be much of it before we don't.
             self._early += data
-            self.transport.pause_reading()
+            if len(self._early) >= MAX_HEAD_BYTES:
+                self.transport.pause_reading()
         elif self._missing_bytes:
             self._take_more(data)
         elif not self._is_closing:
@@ -265,25 +282,21 @@ class ClientConnection(asyncio.Protocol):
 
     def _take_turn(self, head: PlainHead, caller: Caller, raw: bytes) -> None:
         """Take a turn that is here whole, and nothing after it."""
-        share, self._share = self._share, None
-        body = self._body(head, raw)
-        if share is None and (share := self._share_for(len(raw), len(raw))) is None:
-            body = None
+        if self._share is None:
+            self._share = self._share_for(len(raw), len(raw))
+        share = self._share
+        body = None if share is None else self._body(head, raw)
         if share is None or body is None or not _holds_decoded(share, body):
-            if share is not None:
-                share.close()
+            self._drop_share()
             self._lend(self._head + raw)
             return
-        try:
-            intake = self._front.take_in(caller, body, share)
-            self._intake = intake
-            turn = self._turn = self._front.express(self, intake)
-            if turn is None:
-                self._lend(self._head + raw)
-            elif not turn.start():
-                self.hand_over(turn, ())
-        except Exception:  # noqa: BLE001  a fault of ours is answered, as aiohttp would
-            self.turn_failed()
+        self._share = None  # it goes with the body
+        self._intake = self._front.take_in(caller, body, share)
+        turn = self._turn = self._front.express(self, self._intake)
+        if turn is None:
+            self._lend(self._head + raw)
+        elif not turn.start():
+            self.hand_over(turn, ())
 
     def _body(self, head: PlainHead, raw: bytes) -> Body | None:
         """Decode a body; None if that takes long, or if the body is to be refused."""
@@ -311,6 +324,7 @@ class ClientConnection(asyncio.Protocol):
             early, self._early = self._early, b""
             self._give_over(early)
             self.transport.resume_reading()
+        self._note_end()  # as far as it is ours
 
     def turn_done(self) -> None:
         """Take note that the reply is complete, or cut off."""
@@ -337,6 +351,7 @@ class ClientConnection(asyncio.Protocol):
         if not has_written and not self.transport.is_closing():
             self.transport.write(_refusal_bytes(TurnwireError(FAILED)))
         self._drop_turn()
+        self._drop_share()
         self.transport.close()
 
     def take_intake(self) -> Intake | None:
@@ -436,16 +451,20 @@ class ClientConnection(asyncio.Protocol):
     def close_when_at_rest(self) -> None:
         """Take no more requests; close when the reply under way, if there is one, is complete."""
         self._is_closing = True
-        if self._turn is None and self._lent is None:
+        if not self.is_busy and (self._lent is None or self._lent.is_at_rest):
             self.transport.close()
 
     async def finish(self, timeout_s: float | None) -> None:
-        """Wait until no turn is under way here; after `timeout_s` cut it off."""
-        if self._turn is None:
+        """
+        Wait until no turn is under way here and its reply has been taken; then, cut off the rest.
+
+        Nothing is cut off before `timeout_s`.
+        """
+        if not (self.is_busy or self.transport.get_write_buffer_size()):
             return
         self._finished = self._loop.create_future()
         await asyncio.wait([self._finished], timeout=timeout_s)
-        if self._turn is not None:
+        if not self._finished.done():
             self.transport.abort()
 
     def _note_end(self) -> None:

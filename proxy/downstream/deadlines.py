@@ -175,8 +175,11 @@ class _Server(web.Server):
 
     async def shutdown(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  aiohttp's
         """Wait for the turns under way, then for aiohttp's handlers; cut off what is left."""
+        deadline = None if timeout is None else self._loop.time() + timeout
         if self._clients:
             await asyncio.gather(*(client.finish(timeout) for client in self._clients))
+        if deadline is not None:
+            timeout = max(deadline - self._loop.time(), _AT_ONCE_S)
         await super().shutdown(timeout)
 
 
@@ -341,6 +344,7 @@ class LentProtocol(web.RequestHandler):
             super().close()
 
     def _process_keepalive(self) -> None:
-        if self.client is not None and self.client.is_busy:
-            self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+        if self.client is not None:
+            due_at = self.client.active_at + self._keepalive_timeout
+            self._next_keepalive_close_time = max(self._next_keepalive_close_time, due_at)
         super()._process_keepalive()

@@ -333,6 +333,7 @@ class Express(Carrier):
         self._client.transport.write(b"".join(parts))
 
     def _write_whole(self, body: bytes) -> None:
+        self._has_head = True
         length = b"Content-Length: %d\r\n" % len(body)
         self._client.transport.write(self._head("application/json", length) + body)
 
