@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.core import canonical as canonical_module
 from proxy.core.canonical import JSON, parse, write
 
 # Each row is one value in several spellings; no two rows mean the same.
@@ -194,3 +195,113 @@ def test_forms_are_equal_just_when_values_are(
 
     assert canonical(text) == canonical(json.dumps(one, sort_keys=True))
     assert (canonical(text) == canonical(json.dumps(other))) == (exact(one) == exact(other))
+
+
+# --- The short way and the long one ---------------------------------------------------------------
+
+# Spellings that the short way must leave to the long one, or read as that does.
+ODD: list[bytes] = [
+    *(text.encode() for row in ROWS for text in row),
+    *REFUSED[:-3],
+    b'{"a":1,"b":{"c":2,"c":3}}',
+    b'{"a":{"a":1}}',
+    b'{"":0,"":0}',
+    b'["\\u007f","\x7f","\\b\\f\\n\\r\\t"]',
+    b'["\\u00e9"]',
+    b'["\xc3\xa9","\xe2\x80\xa8","\xf0\x9f\x98\x80"]',
+    b'["\xed\xa0\xbd"]',
+    b'["\xf8\x88\x80\x80\x80"]',
+    b'{"\\ud83d":1}',
+    b"[-0]",
+    b"[0,-1,18446744073709551615,-9223372036854775809]",
+    b"[1" + b"0" * 4300 + b"]",
+    b"[1.5]",
+    b"[1E3]",
+    b"[true,false,null]",
+    b'{"b":1,"a":2}',
+    b'{"a" :1}',
+    b"[1]\n",
+    b'"\\/"',
+]
+
+
+def outcome(read: Any, raw: Any) -> Any:
+    """Return what a reader makes of a text: a value, exactly, or its refusal."""
+    try:
+        return exact(read(raw))
+    except ValueError:
+        return "refused"
+
+
+def the_long_way(raw: bytes) -> JSON:
+    """Read as `parse` does where the short way leads nowhere."""
+    return parse(raw.decode())  # of text, not bytes, it reads all this way
+
+
+def write_the_long_way(value: JSON) -> str:
+    """Write as `write` does where the short way leads nowhere."""
+    parts: list[str] = []
+    canonical_module._write(value, parts.append)
+    return "".join(parts)
+
+
+@pytest.mark.parametrize("raw", ODD, ids=lambda raw: repr(raw[:24]))
+def test_both_ways_read_the_same(raw: bytes) -> None:
+    """By whichever way a text is read, it is the same value, or refused."""
+    assert outcome(parse, raw) == outcome(the_long_way, raw)
+
+
+@given(VALUES, st.booleans(), st.sampled_from([None, (",", ":")]), st.randoms())
+def test_both_ways_read_damaged_texts_the_same(
+    value: Any, ascii_only: bool, separators: Any, rng: Any
+) -> None:
+    """So it is with texts of every spelling, and with a byte of them changed."""
+    text = json.dumps(value, ensure_ascii=ascii_only, separators=separators)
+    raw = text.encode("utf-8", "surrogatepass")
+    at = rng.randrange(len(raw))
+    damaged = raw[:at] + rng.choice([b"", b"0", b'"', b"\\", b",", b"-", b".", b"\xff"]) + raw[at:]
+
+    for each in (raw, damaged, raw[:at] + raw[at + 1 :]):
+        assert outcome(parse, each) == outcome(the_long_way, each)
+
+
+@given(VALUES, VALUES)
+def test_both_ways_of_writing_tell_the_same_values_apart(one: Any, other: Any) -> None:
+    """Their texts differ in looks; which values have one text does not."""
+    pair = [parse(json.dumps(value)) for value in (one, other)]
+    mixed = [{"a": [value], "b": parse("1.5")} for value in pair]  # never the short way
+
+    same = exact(one) == exact(other)
+    assert (write(pair[0]) == write(pair[1])) is same
+    assert (write_the_long_way(pair[0]) == write_the_long_way(pair[1])) is same
+    assert (write(mixed[0]) == write(mixed[1])) is same
+
+
+def test_a_text_by_one_way_is_no_text_by_the_other() -> None:
+    """No two values of the table meet within others, whichever way these are written."""
+    values = [parse(row[0]) for row in ROWS]
+    texts = [write(each) for value in values for each in ([value], {"a": value}, [value, 1])]
+
+    assert len(set(texts)) == len(texts)
+
+
+@pytest.mark.parametrize("depth", [100, 900, 950, 1000, 2000, 100_000])
+def test_deep_nesting_in_bytes_is_read_or_refused(depth: int) -> None:
+    """The short way meets its own limit, and nothing but ValueError comes out."""
+    for raw in (b"[" * depth + b"]" * depth, b'{"a":' * depth + b"1" + b"}" * depth):
+        try:
+            form = canonical(raw)
+        except ValueError:
+            assert depth > 400
+        else:
+            assert len(form) >= len(raw)
+
+
+def test_keys_are_sorted_alike_by_both_ways() -> None:
+    """The order of keys is that of their characters, beyond the first plane too."""
+    keys = ["\U0001f600", "\uffff", "\ue000", "a", "B", "", "\u00e9", "aa"]
+    plain = dict.fromkeys(keys, 1)
+    shuffled = dict.fromkeys(reversed(keys), 1)
+
+    assert write(plain) == write(shuffled)
+    assert write({**plain, "n": parse("1.5")}) == write({"n": parse("1.5"), **shuffled})

@@ -296,6 +296,52 @@ def test_fingerprints_are_equal_just_when_forms_are(one: Any, other: Any) -> Non
         assert (first == second) == same
 
 
+def meaning(item: Item) -> Any:
+    """Return all that is asked of an item, or that it can't be read."""
+    try:
+        asked = (item.type, item.is_produced, item.call_id, item.canonical_text, item.value)
+    except ValueError:
+        return "refused"
+    return item.raw, asked, item.compact_form
+
+
+@given(st.lists(ITEMS, max_size=5), st.lists(ITEMS, max_size=5), st.booleans())
+def test_an_item_that_is_remembered_means_what_its_bytes_mean(
+    produced: list[Any], sent: list[Any], spaced: bool
+) -> None:
+    """Whatever models have produced, what a client sends is read as it stands."""
+    fingerprints = Fingerprinter(SECRET)
+    remembered = [Item(dump(value)) for value in produced]
+    fingerprints.remember(remembered)
+    texts = [dump(value) for value in (*produced, *sent)]
+    if spaced:
+        texts += [json.dumps(value).encode() for value in produced]
+
+    for raw in (*texts, b"null", b"{", b'{"type":1}', b""):
+        item = fingerprints.read(raw)
+        assert item.raw == raw
+        assert meaning(item) == meaning(Item(raw))
+        other = Fingerprinter(SECRET)
+        if meaning(item) != "refused":
+            assert fingerprints.item(item) == other.item(Item(raw))
+
+
+def test_items_are_remembered_within_bounds() -> None:
+    """The very items come back, but of long ones and of many only what there is room for."""
+    fingerprints = Fingerprinter(SECRET)
+    short, long = Item(dump(CALL)), Item(dump(message("x" * 5000)))
+    fingerprints.remember([short, long])
+    assert fingerprints.read(short.raw) is short
+    assert fingerprints.read(long.raw) is not long
+
+    many = [Item(dump(message(f"no. {number}"))) for number in range(1000)]
+    fingerprints.remember(many)
+    assert fingerprints.read(many[-1].raw) is many[-1]
+    assert len(fingerprints._produced) <= 256
+    for item in (short, long, *many):
+        assert meaning(fingerprints.read(item.raw)) == meaning(Item(item.raw))
+
+
 def test_fingerprints_are_keyed() -> None:
     """Another process has other fingerprints for everything."""
     one, other = Fingerprinter(SECRET), Fingerprinter(SECRET[::-1])

@@ -152,6 +152,54 @@ def test_a_crowd_with_one_beginning_is_found_and_leaves_nothing() -> None:
     assert not index._buckets
 
 
+def grown_from(rng: random.Random, trunk: bytes, count: int) -> list[bytes]:
+    """Return bodies that begin as each other do, for a while, and those that they grow into."""
+    bodies: list[bytes] = []
+    for _ in range(count):
+        base = rng.choice([trunk, *bodies[-3:]])
+        kept = base[: rng.randrange(16, len(base) + 1)] if rng.random() < 0.5 else base
+        bodies.append(kept + rng.randbytes(rng.choice([1, 5, 60, 400, 3000])))
+    return bodies
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_search_finds_what_trying_all_would_find(seed: int) -> None:
+    """In whatever order, with how many in a bucket, filed and dropped: the longest comes first."""
+    rng = random.Random(seed)
+    trunk = rng.randbytes((40, 700, 3000, 5000, 9000, 20_000)[seed])
+    bodies = grown_from(rng, trunk, 120 if seed < 3 else 600)
+    template, index = prefix_of(GROWN[0]), PrefixIndex(SEED)
+    filed_here: dict[bytes, tuple[Any, Prefix]] = {}
+    for raw in bodies:
+        prefix = replace(template, length=len(raw))
+        filed_here[raw] = (index.put("p", raw, prefix), prefix)
+    for raw in rng.sample(sorted(filed_here), len(filed_here) // 3):
+        address, prefix = filed_here.pop(raw)
+        index.drop(address, prefix)
+    assert len(index) == len(filed_here)
+    assert seed < 3 or any(bucket.beneath for bucket in index._buckets.values())
+
+    asked = rng.sample(bodies, 60)
+    for raw in (*asked, *(each + b"more" for each in asked), *(each[:-1] for each in asked)):
+        longest_first = sorted(
+            (prefix for known, (_, prefix) in filed_here.items() if raw.startswith(known)),
+            key=lambda prefix: -prefix.length,
+        )
+        found = list(index.search("p", index.walk(raw)))
+        assert list(map(id, found)) == list(map(id, longest_first))
+        assert next(index.search("p", index.walk(raw)), None) is next(iter(longest_first), None)
+
+
+def test_a_search_may_be_left_at_any_point() -> None:
+    """What is filed while somebody looks is no trouble to the next one."""
+    index = filed(*GROWN)
+    search = index.search("p", index.walk(GROWN[2]))
+
+    assert next(search) == prefix_of(GROWN[2])
+    search.close()
+    assert index.find("p", GROWN[2]) == [prefix_of(raw) for raw in reversed(GROWN)]
+
+
 def test_a_look_up_does_not_go_through_a_crowd() -> None:
     """However many there are of one beginning, few lengths lie together."""
     shared = random.Random(4).randbytes(20_000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
@@ -174,6 +175,65 @@ def test_elements_are_those_of_a_parser(values: list[Any], indent: int | None) -
     text = json.dumps(values, indent=indent).encode()
 
     assert values == [json.loads(element) for element in elements(text)]
+
+
+_SPACE = " \t\n\r"
+_SCAN = json.JSONDecoder(parse_constant=_refuse).raw_decode
+
+
+def walked(text: bytes) -> list[bytes] | None:
+    """Find the elements of an array by stepping from one to the next, or None if it is none."""
+
+    def skip(position: int) -> int:
+        while position < len(scanned) and scanned[position] in _SPACE:
+            position += 1
+        return position
+
+    scanned = text.decode("latin-1")  # where a string ends does not depend on its characters
+    found: list[bytes] = []
+    try:
+        position = skip(0)
+        if scanned[position] != "[":
+            return None
+        position = skip(position + 1)
+        while scanned[position] != "]" or found:
+            _, end = _SCAN(scanned, position)
+            found.append(text[position:end])
+            position = skip(end)
+            if scanned[position] == "]":
+                break
+            if scanned[position] != ",":
+                return None
+            position = skip(position + 1)
+        return found if skip(position + 1) == len(scanned) else None
+    except (ValueError, IndexError, RecursionError):
+        return None
+
+
+@given(
+    st.lists(VALUES | st.sampled_from(["\ud83d", {"\ude00": ["\ud83d\ude00"]}]), max_size=5),
+    WHITESPACE,
+    st.booleans(),
+    st.randoms(),
+)
+@example([], " ", False, random.Random(1))
+@example(["\ud83d", 1, "\\ud83d"], "", True, random.Random(2))
+def test_elements_stand_where_a_walk_finds_them(
+    values: list[Any], space: str, ascii_only: bool, rng: random.Random
+) -> None:
+    """Byte for byte, in order, whatever is between them; and a damaged array is none to both."""
+    spelled = [json.dumps(value, ensure_ascii=ascii_only) for value in values]
+    text = f"{space}[{space}{f'{space},{space}'.join(spelled)}{space}]{space}"
+    raw = text.encode("utf-8", "replace")
+    at = rng.randrange(len(raw))
+    damaged = raw[:at] + rng.choice([b"", b",", b"]", b"[", b'"', b"\\", b"0"]) + raw[at + 1 :]
+
+    assert elements(raw) == walked(raw)
+    try:
+        found: list[bytes] | None = elements(damaged)
+    except ValueError:
+        found = None
+    assert found == walked(damaged)
 
 
 @pytest.mark.parametrize("text", [b"{}", b"[1,]", b"", b"[1] 2", b"[" * 100_000])

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
+import prometheus_client
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.core.reasons import Mode, Reason
-from proxy.observe.metrics import DEFINITIONS, GAP_FIELDS, Metrics, reference_table, watch_loop_lag
+from proxy.observe.metrics import (
+    DEFINITIONS,
+    GAP_FIELDS,
+    OVERHEAD_BUCKETS_S,
+    TURN_BUCKETS_S,
+    Kind,
+    Metrics,
+    reference_table,
+    watch_loop_lag,
+)
 
 
 def scrape(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -48,6 +61,101 @@ def test_a_turn_is_counted_once_with_its_bytes_and_times() -> None:
     assert samples["turnwire_turn_duration_seconds_sum", (("mode", "delta"),)] == 2.0
     assert samples["turnwire_first_event_seconds_count", (("mode", "delta"),)] == 1
     assert samples["turnwire_overhead_seconds_bucket", (("le", "0.0005"),)] == 1
+
+
+class Reference:
+    """What is counted of every turn, by the library's own objects."""
+
+    def __init__(self) -> None:
+        prometheus_client.disable_created_metrics()
+        self.registry = CollectorRegistry()
+        kinds = {Kind.COUNTER: Counter, Kind.GAUGE: Gauge}
+        for each in DEFINITIONS:
+            if each.name not in COUNTED:
+                continue
+            if each.kind is Kind.HISTOGRAM:
+                made = Histogram(
+                    each.name, each.meaning, each.labels, buckets=each.buckets, registry=None
+                )
+            else:
+                made = kinds[each.kind](each.name, each.meaning, each.labels, registry=None)
+            setattr(self, each.name.removeprefix("turnwire_"), made)
+            self.registry.register(made)
+
+    def finish(self, mode: str, reason: str, **numbers: float | None) -> None:
+        """Count a turn."""
+        self.turns_in_flight.dec()
+        self.turns_total.labels(mode, reason).inc()
+        self.downstream_request_bytes_total.inc(numbers["bytes_in"])
+        self.upstream_request_bytes_total.inc(numbers["bytes_up"])
+        self.turn_duration_seconds.labels(mode).observe(numbers["duration_s"])
+        if numbers["first_event_s"] is not None:
+            self.first_event_seconds.labels(mode).observe(numbers["first_event_s"])
+        if numbers["overhead_s"] is not None:
+            self.overhead_seconds.observe(numbers["overhead_s"])
+
+    def exposition(self) -> dict[str, list[str]]:
+        """Give the text, by family."""
+        return by_family(prometheus_client.generate_latest(self.registry).decode())
+
+
+COUNTED = (
+    *("turnwire_turns_total", "turnwire_turns_in_flight", "turnwire_overhead_seconds"),
+    *("turnwire_downstream_request_bytes_total", "turnwire_upstream_request_bytes_total"),
+    *("turnwire_first_event_seconds", "turnwire_turn_duration_seconds"),
+)
+
+
+def by_family(text: str) -> dict[str, list[str]]:
+    """Sort the lines of an exposition by the family they tell of."""
+    families: dict[str, list[str]] = {}
+    for block in text.split("# HELP ")[1:]:
+        families[block.split(" ", 1)[0]] = block.splitlines()
+    return {name: lines for name, lines in families.items() if name in COUNTED}
+
+
+@pytest.mark.parametrize("count", [0, 1, 300])
+def test_plain_numbers_tell_what_the_librarys_objects_would(count: int) -> None:
+    """The same text, line for line: names, labels, buckets, sums, and series that are not there."""
+    rng = random.Random(count)
+    metrics, reference = Metrics(), Reference()
+    bounds = [*TURN_BUCKETS_S, *OVERHEAD_BUCKETS_S]
+
+    def seconds() -> float | None:
+        drawn = rng.choice([rng.choice(bounds), rng.expovariate(2), 1e-9, 0.0, 10_000.0, None])
+        return None if drawn is None else float(drawn)
+
+    for _ in range(count):
+        metrics.turn_started()
+        reference.turns_in_flight.inc()
+        if rng.random() < 0.1:
+            continue  # still under way
+        numbers = {
+            "bytes_in": rng.randrange(10**6),
+            "bytes_up": rng.choice([0, 7, 10**12]),
+            "duration_s": seconds() or 0.5,
+            "first_event_s": seconds(),
+            "overhead_s": seconds(),
+        }
+        mode, reason = rng.choice([*Mode]), rng.choice([*Reason])
+        metrics.turn_finished(mode, reason, **numbers)
+        reference.finish(mode, reason, **numbers)
+
+    told = by_family(metrics.render()[0].decode())
+    assert told == reference.exposition()
+    assert set(told) == set(COUNTED)
+
+
+def test_a_scrape_changes_nothing() -> None:
+    """Two in a row tell the same, and counting goes on from there."""
+    metrics = Metrics()
+    finish(metrics)
+    once = by_family(metrics.render()[0].decode())
+
+    assert by_family(metrics.render()[0].decode()) == once
+    finish(metrics)
+    labels = {"mode": "delta", "reason": "continued"}
+    assert metrics.registry.get_sample_value("turnwire_turns_total", labels) == 2
 
 
 def test_times_that_never_came_are_not_observed() -> None:
