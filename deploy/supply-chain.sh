@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Audits what Turnwire is made of. Needs a network, uv, and a Python 3.11 or newer.
+#
+#   audit    known holes in what requirements.lock pins (pip-audit; needs the advisory database)
+#   wheel    two builds are the same file, and no .pth is in it
+#   lowest   the tests pass with the lowest versions that pyproject.toml allows
+#
+# Without arguments, all three; the exit status is 0 if none of them found anything.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+audit() {
+  local lock
+  for lock in requirements.lock requirements-build.lock; do
+    # Where the index is a mirror that has no advisories, --strict makes that an error, not a pass.
+    uv tool run pip-audit --strict --require-hashes --disable-pip --progress-spinner off -r "$lock"
+  done
+}
+
+wheel() {
+  local n
+  export SOURCE_DATE_EPOCH=1700000000
+  for n in 1 2; do uv build -q --wheel -o "$work/$n" .; done
+  cmp "$work"/1/*.whl "$work"/2/*.whl
+  if unzip -l "$work"/1/*.whl | grep '\.pth$'; then return 1; fi
+}
+
+lowest() {
+  uv venv -q "$work/lowest"
+  # The floors of the tests' own tools are not the question here.
+  uv pip install -q --python "$work/lowest" --resolution lowest-direct .
+  uv pip compile -q pyproject.toml --resolution lowest-direct -o "$work/lowest.txt"
+  uv pip install -q --python "$work/lowest" -c "$work/lowest.txt" -e '.[dev]'
+  "$work/lowest/bin/python" -m pytest tests/hostile tests/core tests/downstream tests/upstream tests/observe
+}
+
+for step in "${@:-audit wheel lowest}"; do
+  for each in $step; do "$each"; done
+done
