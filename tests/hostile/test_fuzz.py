@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hostile.ledger import Reply
 
 fuzzed = settings(
-    max_examples=20_000 if os.environ.get("TURNWIRE_FUZZ") else 60,
+    max_examples=20_000 if os.environ.get("TURNWIRE_FUZZ") else 40,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -142,7 +142,7 @@ async def test_no_redirect_is_followed_with_credentials(status: int, target: str
 
 
 async def test_many_keys_in_a_small_pool_never_meet():
-    """Twenty keys, two connections each at most, clients that leave: no answer is another's."""
+    """Ten keys, two connections each at most, clients that leave: no answer is another's."""
     connections = {"max_per_principal": 2, "handshakes_per_s": 1000, "handshake_burst": 10_000}
     chance = random.Random(5)
     leaving = ["Cannot write to closing transport"]  # of the simulator: its client has left
@@ -159,7 +159,7 @@ async def test_many_keys_in_a_small_pool_never_meet():
                 s.check_contexts([got], key)
 
         async with asyncio.TaskGroup() as group:
-            for number in range(20):
+            for number in range(10):
                 group.create_task(talk(f"sk-key-{number}"))
                 group.create_task(talk(f"sk-key-{number}"))
         s.check_isolation()

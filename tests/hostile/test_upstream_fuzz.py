@@ -86,7 +86,7 @@ ODD_FRAMES = [
 ]
 FUZZ = bool(os.environ.get("TURNWIRE_FUZZ"))
 fuzzed = settings(
-    max_examples=20_000 if FUZZ else 80,
+    max_examples=20_000 if FUZZ else 60,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
