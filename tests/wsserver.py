@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import struct
 from typing import TYPE_CHECKING
@@ -12,10 +13,19 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from websockets.asyncio.server import Server
     from websockets.http11 import Request, Response
+
+
+TLS: ssl.SSLContext | None = None
+"""What all servers of a test speak, unless they are told otherwise; None is plain TCP."""
+
+
+def _url(port: int) -> str:
+    return f"{'ws' if TLS is None else 'wss'}://127.0.0.1:{port}/v1/responses"
 
 
 class Upstream:
@@ -60,6 +70,7 @@ async def upstream(
             await handler(connection)
 
     settings = {"compression": None, "ping_interval": None, "max_size": None, "close_timeout": 0.2}
+    settings["ssl"] = TLS
     async with serve(
         handle,
         "127.0.0.1",
@@ -69,7 +80,7 @@ async def upstream(
     ) as server:
         running.server = server
         port = server.sockets[0].getsockname()[1]
-        running.url = f"ws://127.0.0.1:{port}/v1/responses"
+        running.url = _url(port)
         yield running
 
 
@@ -77,7 +88,7 @@ async def upstream(
 async def raw_server(
     handler: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
 ) -> AsyncIterator[str]:
-    """Serve plain TCP on a free port and yield the `ws:` URL of it."""
+    """Serve bytes on a free port and yield the URL of it."""
     tasks: set[asyncio.Task[object]] = set()
 
     async def serve_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -91,10 +102,10 @@ async def raw_server(
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
 
-    server = await asyncio.start_server(serve_one, "127.0.0.1", 0)
+    server = await asyncio.start_server(serve_one, "127.0.0.1", 0, ssl=TLS)
     port = server.sockets[0].getsockname()[1]
     try:
-        yield f"ws://127.0.0.1:{port}/v1/responses"
+        yield _url(port)
     finally:
         server.close()
         for task in tasks:
@@ -109,10 +120,19 @@ async def until(predicate: Callable[[], object]) -> None:
 
 
 def reset(connection: ServerConnection) -> None:
-    """Cut a connection with a TCP reset."""
+    """Cut a connection with a TCP reset, if it is not gone already."""
     sock = connection.transport.get_extra_info("socket")
+    if sock is None:
+        return
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.transport.abort()
+
+
+def shut(connection: ServerConnection) -> None:
+    """Write no more to the socket, and tell neither WebSocket nor TLS."""
+    number = connection.transport.get_extra_info("socket").fileno()
+    with socket.socket(fileno=os.dup(number)) as twin:
+        twin.shutdown(socket.SHUT_WR)
 
 
 def write_raw(connection: ServerConnection, data: bytes) -> None:

@@ -269,6 +269,9 @@ class UpstreamConnection(ClientConnection):
             else:
                 self.protocol.send_continuation(data[start : start + size], fin=is_last)
             await self._flush()
+            # A socket that takes everything would not let anybody else run before the end, and
+            # a TLS transport shows that it was lost only once the loop has run.
+            await asyncio.sleep(0)
 
     async def _flush(self) -> None:
         try:

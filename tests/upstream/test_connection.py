@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trustme
+import wsserver
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
 from websockets.utils import accept_key
-from wsserver import raw_server, reset, until, upstream, write_raw
+from wsserver import raw_server, reset, shut, until, upstream, write_raw
 
 from proxy.errors import ConnectionLost, OutOfResources, UpgradeRefused, UpstreamUnreachable
 from proxy.upstream import connection as connection_module
@@ -25,12 +26,38 @@ from proxy.upstream.connection import ConnectionSettings, UpstreamConnection, op
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from websockets.asyncio.server import ServerConnection
     from websockets.http11 import Request, Response
 
 SETTINGS = ConnectionSettings(connect_timeout_s=5.0, close_timeout_s=0.2)
 MIB = 1024 * 1024
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> tuple[trustme.CA, Path]:
+    """Return an authority, and the file with its certificate."""
+    made = trustme.CA()
+    file = tmp_path_factory.mktemp("tls") / "authority.pem"
+    made.cert_pem.write_to_path(str(file))
+    return made, file
+
+
+@pytest.fixture(params=["ws", "wss"], autouse=True)
+def scheme(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    authority: tuple[trustme.CA, Path],
+) -> str:
+    """Run every test of this file over plain TCP and over TLS."""
+    if request.param == "wss":
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        made, file = authority
+        made.issue_cert("127.0.0.1").configure_cert(context)
+        monkeypatch.setattr(wsserver, "TLS", context)
+        monkeypatch.setenv("SSL_CERT_FILE", str(file))
+    return request.param
 
 
 @contextlib.asynccontextmanager
@@ -381,17 +408,19 @@ async def test_a_close_is_reported_after_what_came_before_it(code: int) -> None:
             await connection.receive()
 
 
-@pytest.mark.parametrize("how", ["reset", "eof"])
+@pytest.mark.parametrize("how", ["reset", "eof", "close"])
 async def test_an_end_without_a_close_frame_is_1006(how: str) -> None:
-    """By reset or by end of file."""
+    """By reset, by a bare end of file, or by one that TLS was told of."""
 
     async def handler(connection: ServerConnection) -> None:
         await connection.recv()
         if how == "reset":
             reset(connection)
-        else:
-            connection.transport.write_eof()
+        elif how == "eof":
+            shut(connection)
             await connection.wait_closed()
+        else:
+            connection.transport.close()
 
     async with upstream(handler) as server, connected(server.url) as connection:
         await connection.send_message(b"x")
