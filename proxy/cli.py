@@ -196,10 +196,10 @@ def _bench(arguments: list[str]) -> int:
     parser = _parser(
         "bench",
         "turn: whole turns; relay: events; chat: turns of Chat Completions beside those of"
-        " Responses; agent: over emulated networks.",
+        " Responses; tls: both behind TLS, and not; agent: over emulated networks.",
     )
     parser.add_argument(
-        "part", nargs="?", default="all", choices=("turn", "relay", "chat", "agent", "all"),
+        "part", nargs="?", default="all", choices=("turn", "relay", "chat", "tls", "agent", "all"),
         help="what to measure (%(default)s)",
     )  # fmt: skip
     parser.add_argument(

@@ -7,13 +7,16 @@ import os
 import re
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
 
-from proxy.bench import agents, footprint, links, relays, report, turns
+from proxy.bench import agents, footprint, links, relays, report, tls, turns
 from proxy.bench.bodies import (
     EVENT_BYTES,
     ITEM_MARK,
@@ -30,9 +33,16 @@ from proxy.bench.controls import nginx_configuration
 from proxy.bench.fallback import ranked
 from proxy.bench.goals import GATES, GOALS, Gate, Goal, Unit, Verdict
 from proxy.bench.links import Bucket, Shape, pieces
-from proxy.bench.load import Bench, Client, Programs, Upstream, find_programs
+from proxy.bench.load import (
+    Bench,
+    Client,
+    Programs,
+    Upstream,
+    find_programs,
+    make_certificates,
+)
 from proxy.bench.samples import Sample, Samples, Spread, spread, worst
-from proxy.bench.ways import Way
+from proxy.bench.ways import Way, running
 from proxy.cli import main
 from proxy.simulator.answers import MEANINGFUL_SETTINGS, Context
 from proxy.simulator.chat import context_of as chat_context
@@ -463,16 +473,31 @@ def test_the_environment_of_children_has_no_settings_of_the_persons_own(monkeypa
 
 def test_nginx_is_one_process_that_buffers_nothing(tmp_path):
     """So its CPU time is that of its process, and events pass as they come."""
-    text = nginx_configuration(tmp_path, 1111, 2222)
+    text = nginx_configuration(tmp_path, 1111, "http://127.0.0.1:2222")
 
     assert "master_process off" in text
     assert "proxy_buffering off; proxy_request_buffering off;" in text
     assert "listen 127.0.0.1:1111" in text
     assert "server 127.0.0.1:2222" in text
+    assert "proxy_pass http://bench" in text
     assert text.count("{") == text.count("}")
 
 
+def test_nginx_trusts_the_upstreams_authority_alone(tmp_path):
+    """It verifies what it is told to speak TLS to, as the others do."""
+    text = nginx_configuration(tmp_path, 1111, "https://127.0.0.1:2222", tmp_path / "ca.pem")
+
+    assert "proxy_pass https://bench" in text
+    assert f"proxy_ssl_verify on; proxy_ssl_trusted_certificate {tmp_path / 'ca.pem'};" in text
+
+
 # --- the load programs -----------------------------------------------------------------------
+
+
+def fetch(url, context):
+    """Get a page past any proxy that the environment names."""
+    handlers = (urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+    return urllib.request.build_opener(*handlers).open(url, timeout=30)
 
 
 def programs(upstream, client):
@@ -505,6 +530,23 @@ def test_load_programs_understand_each_other(tmp_path, upstream, client):
         assert stats["turns"] == 12
         assert (stats["strays"], stats["upgrades"]) == (0, 0)
         assert stats["bytes"] > 3 * (first.body_bytes + 2 * burst.body_bytes)
+
+
+@pytest.mark.parametrize("upstream", LOADS)
+def test_the_upstream_speaks_tls_on_its_second_port(tmp_path, upstream):
+    """The same turns there, for those who trust the authority of the run, and no others."""
+    found = find_programs(use_c=upstream == "c", tls=True)
+    bench = Bench(found, tmp_path, certificates=make_certificates(tmp_path))
+    with Upstream(bench) as up:
+        with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
+            fetch(f"{up.tls_origin}/stats", ssl.create_default_context())
+        trusting = ssl.create_default_context(cafile=bench.certificates.authority)
+        with fetch(f"{up.tls_origin}/stats", trusting) as reply:
+            assert json.load(reply)["turns"] == 0
+        with running(Way.PLAIN_TLS, bench, up) as proxy:
+            told = dict(turns.measured(bench, up, proxy, (turns.Size("tiny", 2000, 1, 3),)))
+        assert told["tiny"]["turn_us"] > 0
+        assert up.stats()["turns"] > 3
 
 
 @pytest.mark.parametrize("client", LOADS)
@@ -583,14 +625,20 @@ def test_a_quick_run_measures_everything(tmp_path):
     assert document["options"]["rounds"] == 1
     found = {(s["part"], s["way"]) for s in document["samples"]}
     ways = {"straight", "turnwire", "plain", "naive"}
+    secured = {"straight", "turnwire", "turnwire, TLS", "plain", "plain, TLS"}
     for part in (turns.PART, relays.BURST, relays.PACED):
         assert {way for where, way in found if where == part} >= ways
+    for part in (tls.TURN, tls.BURST, tls.PACED):
+        assert {way for where, way in found if where == part} >= secured
     for part in (footprint.START, footprint.MEMORY, footprint.STATE, footprint.LOOKUP):
         assert (part, "turnwire") in found
     for part in (agents.RUN, agents.WARM):
         assert {way for where, way in found if where == part} == {"straight", "turnwire"}
-    shares = [s["values"]["delta_share"] for s in document["samples"]
-              if (s["part"], s["way"]) == (turns.PART, "turnwire")]  # fmt: skip
+    shares = [
+        sample["values"]["delta_share"]
+        for sample in document["samples"]
+        if sample["part"] in (turns.PART, tls.TURN) and sample["way"].startswith("turnwire")
+    ]
     assert shares
     assert set(shares) == {1.0}
     assert [goal["figure"] for goal in document["goals"]] == [goal.figure for goal in GOALS]

@@ -14,7 +14,7 @@ rounds. The proxy under test is a process of its own with the default configurat
     children    processes: started, placed, watched, ended
     controls    the other proxies
     ways        how each way is set up
-    turns, relays, footprint, agents   the measurements
+    turns, relays, tls, footprint, agents   the measurements
     report, plot   tables, JSON, the picture
     suite       what is measured when, and what is shown in the end: `main`
 

@@ -57,7 +57,7 @@ def measure_run(
             port = int(url.rsplit(":", 1)[-1].split("/")[0])
             port = _start_link(bench, port, shape, stack)
             if way is Way.TURNWIRE:
-                port = start_turnwire(bench, port, stack).port
+                port = start_turnwire(bench, f"http://127.0.0.1:{port}", stack).port
             began = time.perf_counter()
             transcript = asyncio.run(_run_agent(port, calls))
             duration_s = time.perf_counter() - began
@@ -90,7 +90,7 @@ def measure_warm_turn(bench: Bench, shape: Shape, round_: int, samples: Samples)
         with Upstream(bench) as upstream, contextlib.ExitStack() as stack:
             port = _start_link(bench, upstream.port, shape, stack)
             if way is Way.TURNWIRE:
-                port = start_turnwire(bench, port, stack).port
+                port = start_turnwire(bench, f"http://127.0.0.1:{port}", stack).port
             with Client(bench, port, make_parts(WARM_HISTORY_BYTES)) as client:
                 client.begin()
                 client.follow_up(2)

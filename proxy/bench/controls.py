@@ -1,7 +1,7 @@
 """
 The proxies that Turnwire is measured against, and one that only receives.
 
-    python -m proxy.bench.controls WAY UPSTREAM_PORT
+    python -m proxy.bench.controls WAY ORIGIN
 
 prints the port it listens on and serves until it is ended. The ways:
 
@@ -42,8 +42,8 @@ _TERMINALS = frozenset({"response.completed", "response.failed", "response.incom
 class Plain:
     """The plain reverse proxy."""
 
-    def __init__(self, upstream_port: int) -> None:
-        self._url = f"http://127.0.0.1:{upstream_port}"
+    def __init__(self, origin: str) -> None:
+        self._url = origin
         self._session = ClientSession(
             connector=TCPConnector(limit=0), auto_decompress=False, timeout=ClientTimeout()
         )
@@ -71,8 +71,8 @@ class _Conversation:
 class Naive:
     """The naive delta proxy."""
 
-    def __init__(self, upstream_port: int) -> None:
-        self._url = f"ws://127.0.0.1:{upstream_port}/v1/responses"
+    def __init__(self, origin: str) -> None:
+        self._url = f"ws{origin.removeprefix('http')}/v1/responses"
         self._conversations: dict[tuple[str, str], _Conversation] = {}
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -131,8 +131,10 @@ class Receive:
         return response
 
 
-def nginx_configuration(folder: Path, port: int, upstream_port: int) -> str:
+def nginx_configuration(folder: Path, port: int, origin: str, authority: Path | None = None) -> str:
     """Return a configuration for one nginx process that relays streams as they come."""
+    scheme, _, address = origin.partition("://")
+    trust = f"proxy_ssl_verify on; proxy_ssl_trusted_certificate {authority};" if authority else ""
     scratch = "".join(
         f"{name}_temp_path {folder}/{name}; "
         for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
@@ -145,13 +147,14 @@ http {{
   access_log off; tcp_nodelay on; keepalive_requests 1000000;
   client_max_body_size 64m; client_body_buffer_size 16m;
   upstream bench {{
-    server 127.0.0.1:{upstream_port}; keepalive 200; keepalive_requests 1000000;
+    server {address}; keepalive 200; keepalive_requests 1000000;
   }}
   server {{
     listen 127.0.0.1:{port} backlog=1024;
     location / {{
-      proxy_pass http://bench; proxy_http_version 1.1; proxy_set_header Connection "";
+      proxy_pass {scheme}://bench; proxy_http_version 1.1; proxy_set_header Connection "";
       proxy_buffering off; proxy_request_buffering off;
+      proxy_ssl_name localhost; {trust}
     }}
   }}
 }}
@@ -170,12 +173,12 @@ async def serve(handle: Callable[[web.Request], Awaitable[web.StreamResponse]]) 
     await asyncio.Event().wait()
 
 
-async def _main(way: str, upstream_port: int) -> None:
+async def _main(way: str, origin: str) -> None:
     match way:
         case "plain":
-            await serve(Plain(upstream_port).handle)
+            await serve(Plain(origin).handle)
         case "naive":
-            await serve(Naive(upstream_port).handle)
+            await serve(Naive(origin).handle)
         case _:
             await serve(Receive().handle)
 
@@ -191,4 +194,4 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=loop_factory()) as r:
-        r.run(_main(sys.argv[1], int(sys.argv[2])))
+        r.run(_main(sys.argv[1], sys.argv[2]))

@@ -1,7 +1,7 @@
 """
 The load programs in Python, for where there is no C compiler.
 
-    python -m proxy.bench.fallback upstream TEMPLATES
+    python -m proxy.bench.fallback upstream TEMPLATES [CERTIFICATE]
     python -m proxy.bench.fallback client PORT STREAMS STREAMS_PER_KEY FOLDER
 
 They take the same arguments, commands and plans as `c/upstream.c` and `c/client.c`, which say what
@@ -19,6 +19,7 @@ import json
 import os
 import random
 import re
+import ssl
 import sys
 import time
 from pathlib import Path
@@ -256,12 +257,23 @@ class UpstreamProtocol(asyncio.Protocol):
                 await asyncio.sleep(wait_s)
 
 
-async def serve_upstream(templates: bytes) -> None:
-    """Serve until cancelled; the port is printed once it is open."""
+async def serve_upstream(templates: bytes, certificate: Path | None) -> None:
+    """Serve until cancelled; the port, and that behind TLS, are printed once they are open."""
     plan = Plan(templates.splitlines())
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: UpstreamProtocol(plan), "127.0.0.1", 0, backlog=4096)
-    sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
+    contexts: list[ssl.SSLContext | None] = [None]
+    if certificate is not None:
+        secured = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        secured.load_cert_chain(certificate)
+        contexts.append(secured)
+    servers = [
+        await loop.create_server(
+            lambda: UpstreamProtocol(plan), "127.0.0.1", 0, backlog=4096, ssl=context
+        )
+        for context in contexts
+    ]
+    for server in servers:
+        sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
     sys.stdout.flush()
     await asyncio.Event().wait()
 
@@ -513,7 +525,8 @@ async def run_clients(
 def _main(arguments: Sequence[str]) -> None:
     name, *rest = arguments
     if name == "upstream":
-        work = serve_upstream(Path(rest[0]).read_bytes())
+        certificate = Path(rest[1]) if rest[1:] else None
+        work = serve_upstream(Path(rest[0]).read_bytes(), certificate)
     else:
         numbers = (int(rest[0]), int(rest[1]), int(rest[2]))
         work = run_clients(*numbers, Path(rest[3]), is_chat=rest[4:] == ["chat"])

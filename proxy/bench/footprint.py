@@ -49,7 +49,7 @@ _MANY_BYTES = 1 << 40
 def measure_start(bench: Bench, round_: int, samples: Samples) -> None:
     """Start Turnwire and the plain proxy, and see how long it takes and what they weigh."""
     for way in (Way.TURNWIRE, Way.PLAIN):
-        with Upstream(bench) as upstream, running(way, bench, upstream.port) as proxy:
+        with Upstream(bench) as upstream, running(way, bench, upstream) as proxy:
             assert proxy.pid is not None
             time.sleep(_SETTLE_S)
             samples.add(
@@ -62,7 +62,7 @@ def measure_memory(bench: Bench, round_: int, samples: Samples, conversations: i
     """Hold many conversations open through Turnwire and the plain proxy."""
     parts = make_parts(10_000)
     for way in (Way.TURNWIRE, Way.PLAIN):
-        with Upstream(bench) as upstream, running(way, bench, upstream.port) as proxy:
+        with Upstream(bench) as upstream, running(way, bench, upstream) as proxy:
             assert proxy.pid is not None
             with Client(bench, proxy.port, parts) as one:
                 one.begin()
@@ -188,7 +188,7 @@ def _find_us(history_bytes: int) -> float:
 
 def _receive_cpu_us(bench: Bench, history_bytes: int) -> float | None:
     with contextlib.ExitStack() as stack:
-        server = start_control("receive", bench, 0, stack)
+        server = start_control("receive", bench, "", stack)
         client = stack.enter_context(Client(bench, server.port, make_parts(history_bytes)))
         client.begin()
         client.follow_up(3)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 SOURCES = Path(__file__).parent / "c"
 _COMPILE_TIMEOUT_S = 60
+_TLS_OPTIONS = ("-DWITH_TLS", "-lssl", "-lcrypto")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +49,16 @@ class Programs:
     description: str
 
 
-def find_programs(*, use_c: bool = True) -> Programs:
-    """Compile the programs in C if that is needed and possible, else take those in Python."""
+def find_programs(*, use_c: bool = True, tls: bool = False) -> Programs:
+    """
+    Compile the programs in C if that is needed and possible, else take those in Python.
+
+    With `tls` the upstream speaks it: in C where the headers of OpenSSL are installed.
+    """
     compiler = shutil.which(os.environ.get("CC", "cc")) if use_c else None
     if compiler:
         try:
-            folder = _compiled(compiler)
+            folder = _compiled(compiler, _TLS_OPTIONS if tls else ())
         except (OSError, subprocess.SubprocessError):
             pass  # a compiler for another system, or no folder to write to
         else:
@@ -62,20 +67,22 @@ def find_programs(*, use_c: bool = True) -> Programs:
     return Programs(
         tuple(python_command("proxy.bench.fallback", "upstream")),
         tuple(python_command("proxy.bench.fallback", "client")),
-        "Python (no C compiler): bursts measure the load as well",
+        f"Python (no C compiler{' or OpenSSL' * tls}): bursts measure the load as well",
     )
 
 
-def _compiled(compiler: str) -> Path:
-    """Return the folder with the programs; it is named after their sources."""
+def _compiled(compiler: str, options: tuple[str, ...]) -> Path:
+    """Return the folder with the programs; it is named after their sources and the options."""
     sources = sorted(SOURCES.glob("*.[ch]"))
-    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+    made_of = [source.read_bytes() for source in sources] + [" ".join(options).encode()]
+    digest = hashlib.sha256(b"".join(made_of)).hexdigest()
     folder = _cache_folder() / f"load-{digest[:16]}"
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("upstream", "client"):
         if not (folder / name).exists():
             unfinished = folder / f"{name}.{os.getpid()}"
-            command = [compiler, "-O2", "-o", str(unfinished), str(SOURCES / f"{name}.c")]
+            source = str(SOURCES / f"{name}.c")
+            command = [compiler, "-O2", "-o", str(unfinished), source, *options]
             subprocess.run(  # noqa: S603  the compiler, on sources of ours
                 command, check=True, capture_output=True, timeout=_COMPILE_TIMEOUT_S
             )
@@ -95,28 +102,66 @@ def _cache_folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What all measurements of a run share. `folder` is scratch space of this run."""
+    """
+    What all measurements of a run share. `folder` is scratch space of this run.
+
+    With `certificates` every upstream listens on a port behind TLS as well.
+    """
 
     programs: Programs
     folder: Path
     realtime: bool = False
+    certificates: Certificates | None = None
 
     def start(self, command: tuple[str, ...] | list[str], role: Role) -> Child:
         """Start a process of the benchmark."""
         errors = self.folder / f"{role.name.lower()}.log"
-        return Child(command, role, errors, realtime=self.realtime, env=python_environment())
+        env = python_environment()
+        if self.certificates is not None:
+            env["SSL_CERT_FILE"] = str(self.certificates.authority)
+        return Child(command, role, errors, realtime=self.realtime, env=env)
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """PEM files: who vouches, and the upstream's key with its chain."""
+
+    authority: Path
+    upstream: Path
+
+
+def make_certificates(folder: Path) -> Certificates:
+    """Make an authority for this run, and a certificate of it. Raises ImportError."""
+    import trustme  # noqa: PLC0415  nothing else needs it
+
+    authority = trustme.CA()
+    made = Certificates(folder / "authority.pem", folder / "upstream.pem")
+    authority.cert_pem.write_to_path(made.authority)
+    authority.issue_cert("127.0.0.1", "localhost").private_key_and_cert_chain_pem.write_to_path(
+        made.upstream
+    )
+    return made
 
 
 class Upstream:
-    """The upstream. A context manager: entered, it listens on `port`."""
+    """
+    The upstream. A context manager: entered, it listens on `port`.
+
+    `tls_port` is 0 in a run without certificates.
+    """
 
     def __init__(self, bench: Bench) -> None:
         templates = bench.folder / "templates"
         if not templates.exists():
             templates.write_bytes(make_templates())
-        self._child = bench.start([*bench.programs.upstream, str(templates)], Role.UPSTREAM)
+        command = [*bench.programs.upstream, str(templates)]
+        if bench.certificates is not None:
+            command.append(str(bench.certificates.upstream))
+        self._child = bench.start(command, Role.UPSTREAM)
         try:
             self.port = int(self._child.read_line(START_TIMEOUT_S))
+            secured = bench.certificates is not None
+            self.tls_port = int(self._child.read_line(START_TIMEOUT_S)) if secured else 0
         except BaseException:
             self._child.end()
             raise
@@ -131,6 +176,17 @@ class Upstream:
         traceback: TracebackType | None,
     ) -> None:
         self._child.end()
+
+    @property
+    def origin(self) -> str:
+        """Where it listens, as a URL without a path."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def tls_origin(self) -> str:
+        """Where it listens behind TLS."""
+        assert self.tls_port, "the run has no certificates"
+        return f"https://127.0.0.1:{self.tls_port}"
 
     def plan(self, events: int = 3, rate: int = 0) -> None:
         """Set what turns are like: how many events, how many a second (0: a burst)."""

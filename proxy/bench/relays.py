@@ -18,6 +18,8 @@ from proxy.bench.load import Client, Upstream
 from proxy.bench.ways import Way, running
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from proxy.bench.load import Bench, Turns
     from proxy.bench.samples import Samples
     from proxy.bench.ways import Running
@@ -83,27 +85,37 @@ def measure(
     paces: tuple[Pace, ...] = PACES,
 ) -> None:
     """Measure one way in one round. Raises BenchFailed."""
-    with Upstream(bench) as upstream, running(way, bench, upstream.port) as proxy:
-        for burst in bursts:
-            events = burst.events // _SLOWER.get(way, 1)
-            played, spent_s = _play(
-                bench, upstream, proxy, burst.streams, events, turns=burst.turns
-            )
-            samples.add(
-                BURST, way, burst.name, round_, rate=played.events / played.wall_s,
-                cpu_us=_per_event(spent_s, played),
-            )  # fmt: skip
-        for pace in paces:
-            if not can_keep_up(way, pace):
-                continue
-            events = max(4, round(pace.rate * pace.duration_s))
-            played, spent_s = _play(bench, upstream, proxy, pace.streams, events, rate=pace.rate)
-            samples.add(
-                PACED, way, pace.name, round_, p50_us=played.event_us["p50"],
-                p99_us=played.event_us["p99"],
-                kept_share=played.events / played.wall_s / pace.total_rate,
-                cpu_us=_per_event(spent_s, played),
-            )  # fmt: skip
+    with Upstream(bench) as upstream, running(way, bench, upstream) as proxy:
+        for part, cell, values in measured(bench, way, upstream, proxy, bursts, paces):
+            samples.add(part, way, cell, round_, **values)
+
+
+def measured(
+    bench: Bench,
+    way: Way,
+    upstream: Upstream,
+    proxy: Running,
+    bursts: tuple[Burst, ...],
+    paces: tuple[Pace, ...],
+) -> Iterator[tuple[str, str, dict[str, float | None]]]:
+    """Measure what is set up already; yield parts, cells and values. Raises BenchFailed."""
+    for burst in bursts:
+        events = burst.events // _SLOWER.get(way, 1)
+        played, spent_s = _play(bench, upstream, proxy, burst.streams, events, turns=burst.turns)
+        rate = played.events / played.wall_s
+        yield BURST, burst.name, {"rate": rate, "cpu_us": _per_event(spent_s, played)}
+    for pace in paces:
+        if not can_keep_up(way, pace):
+            continue
+        events = max(4, round(pace.rate * pace.duration_s))
+        played, spent_s = _play(bench, upstream, proxy, pace.streams, events, rate=pace.rate)
+        values = {
+            "p50_us": played.event_us["p50"],
+            "p99_us": played.event_us["p99"],
+            "kept_share": played.events / played.wall_s / pace.total_rate,
+            "cpu_us": _per_event(spent_s, played),
+        }
+        yield PACED, pace.name, values
 
 
 def can_keep_up(way: Way, pace: Pace) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxy import __version__
-from proxy.bench import agents, footprint, relays, turns
+from proxy.bench import agents, footprint, relays, tls, turns
 from proxy.bench.goals import GOALS
 from proxy.bench.ways import Way
 
@@ -62,6 +62,13 @@ def tables(samples: Samples) -> list[Table]:
         _added(samples, relays.PACED, "p99_us", "added to it, p99, us"),
         _grid(samples, relays.PACED, "cpu_us", "at a pace, CPU per event, us", decimals=1),
         _grid(samples, relays.PACED, "kept_share", "at a pace, share of the rate kept, %", 100),
+        _grid(samples, tls.TURN, "turn_us", "with and without TLS: whole turn, us"),
+        _grid(samples, tls.TURN, "cpu_us", "with and without TLS: CPU per turn, us"),
+        _grid(samples, tls.BURST, "cpu_us", "the same, CPU per event in bursts, us", decimals=2),
+        _grid(samples, tls.PACED, "cpu_us", "the same, CPU per event at a pace, us", decimals=1),
+        _grid(samples, tls.PACED, "p50_us", "the same, latency of an event, p50, us"),
+        _added(samples, tls.PACED, "p50_us", "the same, added to it, p50, us"),
+        _added(samples, tls.PACED, "p99_us", "the same, added to it, p99, us"),
         _grid(samples, footprint.START, "ready_s", "ready after, s", decimals=2),
         _grid(samples, footprint.START, "resident_bytes", "resident memory, idle, MB", 1e-6),
         _grid(samples, footprint.MEMORY, "idle_bytes", "memory per idle conversation, KB", 1e-3),

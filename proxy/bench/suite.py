@@ -10,14 +10,14 @@ import shutil
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxy.bench import agents, footprint, plot, relays, report, turns
+from proxy.bench import agents, footprint, plot, relays, report, tls, turns
 from proxy.bench.children import BenchFailed, may_run_realtime, unwinding
 from proxy.bench.goals import GATES
-from proxy.bench.load import Bench, find_programs
+from proxy.bench.load import Bench, find_programs, make_certificates
 from proxy.bench.samples import Samples
 from proxy.bench.ways import Way, available
 from proxy.demo.screen import open_screen
@@ -52,7 +52,7 @@ def main(arguments: argparse.Namespace) -> int:
     """
     Run the benchmark; return the exit status: 1 if it failed, or a gate did not hold.
 
-    `arguments` has `part` (turn, relay, chat, agent or all), `rounds` (None for the default),
+    `arguments` has `part` (turn, relay, chat, tls, agent or all), `rounds` (None for the default),
     `quick`, `gate`, `realtime`, `python_load`, and `json` and `plot` (paths or None).
 
     Raises ConfigError.
@@ -72,9 +72,10 @@ def main(arguments: argparse.Namespace) -> int:
         screen.say(f"{report.machine_line(machine)}\nload programs: {programs.description}")
         if arguments.realtime:
             screen.say("priority: real-time, the proxy alone on its core")
+        secured = _secured(bench, screen, arguments)
         began = time.monotonic()
         with unwinding():
-            _measure(bench, samples, arguments)
+            _measure(bench, secured, samples, arguments)
         spent_s = time.monotonic() - began
     except BenchFailed as failure:
         sys.stderr.write(f"turnwire: the benchmark failed: {failure}\n")
@@ -105,15 +106,38 @@ def _check(arguments: argparse.Namespace) -> None:
             raise ConfigError(f"{path} can't be written: there is no folder {path.parent}")
 
 
-def _measure(bench: Bench, samples: Samples, arguments: argparse.Namespace) -> None:
+def _secured(bench: Bench, screen: Screen, arguments: argparse.Namespace) -> Bench | None:
+    """Return what measures with TLS, None where that is not wanted; say what loads it."""
+    if arguments.gate or arguments.part not in ("tls", "all"):
+        return None
+    programs = find_programs(use_c=not arguments.python_load, tls=True)
+    try:
+        certificates = make_certificates(bench.folder)
+    except ImportError:
+        lack = "trustme is missing; pip install 'turnwire[bench]' brings it"
+        if arguments.part == "tls":
+            raise BenchFailed(lack) from None
+        screen.say(f"No TLS: {lack}.")
+        return None
+    screen.say(f"load programs with TLS: {programs.description}")
+    return replace(bench, programs=programs, certificates=certificates)
+
+
+def _measure(
+    bench: Bench, secured: Bench | None, samples: Samples, arguments: argparse.Namespace
+) -> None:
     for round_ in range(arguments.rounds):
-        for step in _steps(bench, samples, arguments, round_):
+        for step in _steps(bench, secured, samples, arguments, round_):
             sys.stderr.write(f"round {round_ + 1} of {arguments.rounds}: {step.name}\n")
             step.run(round_)
 
 
 def _steps(
-    bench: Bench, samples: Samples, arguments: argparse.Namespace, round_: int
+    bench: Bench,
+    secured: Bench | None,
+    samples: Samples,
+    arguments: argparse.Namespace,
+    round_: int,
 ) -> Iterator[Step]:
     if arguments.gate:
         yield from _gate_steps(bench, samples, round_)
@@ -128,6 +152,8 @@ def _steps(
         yield Step(
             "turns, either API", lambda round_: turns.measure_chat(bench, round_, samples, sizes)
         )
+    if secured is not None:
+        yield from _tls_steps(secured, samples, round_, quick=quick)
     if round_ >= _LONG_ROUNDS:
         return
     if part == "all":
@@ -166,6 +192,16 @@ def _relay(
     round_: int,
 ) -> None:
     relays.measure(bench, way, round_, samples, bursts, paces)
+
+
+def _tls_steps(bench: Bench, samples: Samples, round_: int, *, quick: bool) -> Iterator[Step]:
+    for way in _rotated(available(tls=True), round_):
+        run = functools.partial(_tls, bench, samples, way, tls.QUICK if quick else tls.FULL)
+        yield Step(f"relay and turns, {way}", run)
+
+
+def _tls(bench: Bench, samples: Samples, way: Way, extent: tls.Extent, round_: int) -> None:
+    tls.measure(bench, way, round_, samples, extent)
 
 
 def _footprint_steps(bench: Bench, samples: Samples, *, quick: bool) -> Iterator[Step]:

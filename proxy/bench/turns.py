@@ -21,6 +21,8 @@ from proxy.bench.load import Client, Upstream
 from proxy.bench.ways import Way, running
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from proxy.bench.bodies import Parts
     from proxy.bench.load import Bench, Turns
     from proxy.bench.samples import Samples
@@ -64,17 +66,26 @@ def measure(
     bench: Bench, way: Way, round_: int, samples: Samples, sizes: tuple[Size, ...] = SIZES
 ) -> None:
     """Measure one way in one round. Raises BenchFailed."""
-    with Upstream(bench) as upstream, running(way, bench, upstream.port) as proxy:
-        _play(bench, upstream, proxy, Size("warm-up", sizes[0].history_bytes, 1, 20))
-        for size in sizes:
-            samples.add(PART, way, size.name, round_, **_play(bench, upstream, proxy, size))
+    with Upstream(bench) as upstream, running(way, bench, upstream) as proxy:
+        for cell, values in measured(bench, upstream, proxy, sizes):
+            samples.add(PART, way, cell, round_, **values)
+
+
+def measured(
+    bench: Bench, upstream: Upstream, proxy: Running, sizes: tuple[Size, ...]
+) -> Iterator[tuple[str, dict[str, float | None]]]:
+    """Measure what is set up already; yield cells and values. Raises BenchFailed."""
+    upstream.plan()
+    _play(bench, upstream, proxy, Size("warm-up", sizes[0].history_bytes, 1, 20))
+    for size in sizes:
+        yield size.name, _play(bench, upstream, proxy, size)
 
 
 def measure_chat(
     bench: Bench, round_: int, samples: Samples, sizes: tuple[Size, ...] = CHAT_SIZES
 ) -> None:
     """Measure the same turns in both APIs, by turns, in one process. Raises BenchFailed."""
-    with Upstream(bench) as upstream, running(Way.TURNWIRE, bench, upstream.port) as proxy:
+    with Upstream(bench) as upstream, running(Way.TURNWIRE, bench, upstream) as proxy:
         for size in (Size("warm-up", sizes[0].history_bytes, 1, 20), *sizes):
             for name, make in ((RESPONSES, make_parts), (CHAT, make_chat_parts)):
                 told = _play(bench, upstream, proxy, size, make(size.history_bytes))

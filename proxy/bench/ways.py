@@ -6,6 +6,7 @@ The ways to the upstream that are compared, and how each is set up.
                file
     plain, naive   controls of ours, see `controls`
     nginx      where it is installed, one process
+    ..., TLS   the same, speaking TLS to the upstream
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from proxy.bench.children import Child
-    from proxy.bench.load import Bench
+    from proxy.bench.load import Bench, Upstream
 
 _POLL_S = 0.002
 
@@ -40,11 +41,33 @@ class Way(enum.StrEnum):
     PLAIN = "plain"
     NAIVE = "naive"
     NGINX = "nginx"
+    TURNWIRE_TLS = "turnwire, TLS"
+    PLAIN_TLS = "plain, TLS"
+    NGINX_TLS = "nginx, TLS"
+
+    @property
+    def is_secured(self) -> bool:
+        """Whether it speaks TLS to the upstream."""
+        return self in _UNSECURED
+
+    @property
+    def unsecured(self) -> Way:
+        """The same proxy without TLS."""
+        return _UNSECURED.get(self, self)
 
 
-def available() -> tuple[Way, ...]:
-    """Return the ways that can be measured here."""
-    return tuple(way for way in Way if way is not Way.NGINX or shutil.which("nginx"))
+_UNSECURED = {
+    Way.TURNWIRE_TLS: Way.TURNWIRE,
+    Way.PLAIN_TLS: Way.PLAIN,
+    Way.NGINX_TLS: Way.NGINX,
+}
+
+
+def available(*, tls: bool = False) -> tuple[Way, ...]:
+    """Return the ways that can be measured here; `tls`: those with TLS, and what they add to."""
+    has_nginx = shutil.which("nginx") is not None
+    wanted = {Way.STRAIGHT, *_UNSECURED, *_UNSECURED.values()} if tls else {*Way} - {*_UNSECURED}
+    return tuple(way for way in Way if way in wanted and (has_nginx or way.unsecured != Way.NGINX))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,26 +80,27 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(way: Way, bench: Bench, upstream_port: int) -> Iterator[Running]:
+def running(way: Way, bench: Bench, upstream: Upstream) -> Iterator[Running]:
     """Set a way up, and take it down with the context. Raises BenchFailed."""
     if way is Way.STRAIGHT:
-        yield Running(upstream_port, None)
+        yield Running(upstream.port, None)
         return
+    origin = upstream.tls_origin if way.is_secured else upstream.origin
     with contextlib.ExitStack() as stack:
-        match way:
+        match way.unsecured:
             case Way.TURNWIRE:
-                yield start_turnwire(bench, upstream_port, stack)
+                yield start_turnwire(bench, origin, stack)
             case Way.NGINX:
-                yield _start_nginx(bench, upstream_port, stack)
-            case _:
-                yield start_control(way, bench, upstream_port, stack)
+                yield _start_nginx(bench, origin, stack)
+            case control:
+                yield start_control(control, bench, origin, stack)
 
 
-def start_turnwire(bench: Bench, upstream_port: int, stack: contextlib.ExitStack) -> Running:
+def start_turnwire(bench: Bench, origin: str, stack: contextlib.ExitStack) -> Running:
     """Start `turnwire serve` and wait until it is ready."""
     port, admin_port = free_port(), free_port()
     flags = {
-        "--upstream": f"http://127.0.0.1:{upstream_port}/v1",
+        "--upstream": f"{origin}/v1",
         "--port": str(port),
         "--admin-port": str(admin_port),
         "--log-level": "info",
@@ -91,21 +115,20 @@ def start_turnwire(bench: Bench, upstream_port: int, stack: contextlib.ExitStack
     return Running(port, proxy.pid, time.monotonic() - began)
 
 
-def start_control(
-    name: str, bench: Bench, upstream_port: int, stack: contextlib.ExitStack
-) -> Running:
+def start_control(name: str, bench: Bench, origin: str, stack: contextlib.ExitStack) -> Running:
     """Start one of the proxies of `controls`."""
     began = time.monotonic()
-    command = python_command("proxy.bench.controls", name, str(upstream_port))
+    command = python_command("proxy.bench.controls", name, origin)
     proxy = bench.start(command, Role.PROXY)
     stack.callback(proxy.end)
     return Running(int(proxy.read_line(START_TIMEOUT_S)), proxy.pid, time.monotonic() - began)
 
 
-def _start_nginx(bench: Bench, upstream_port: int, stack: contextlib.ExitStack) -> Running:
+def _start_nginx(bench: Bench, origin: str, stack: contextlib.ExitStack) -> Running:
     port = free_port()
     file = bench.folder / "nginx.conf"
-    file.write_text(nginx_configuration(bench.folder, port, upstream_port))
+    authority = bench.certificates.authority if bench.certificates else None
+    file.write_text(nginx_configuration(bench.folder, port, origin, authority))
     program = shutil.which("nginx")
     assert program is not None, "nginx is not installed"
     began = time.monotonic()

@@ -2,7 +2,11 @@
  * The upstream of the benchmark: answers Responses turns over HTTP (SSE) and over WebSocket, from
  * one thread, fast enough not to be what gets measured.
  *
- *   usage: upstream TEMPLATES      prints the port it listens on, then serves until it is ended
+ *   usage: upstream TEMPLATES [CERTIFICATE]
+ *
+ * It prints the port it listens on, then serves until it is ended. With a CERTIFICATE (a PEM file:
+ * key and chain; only if compiled WITH_TLS) it listens on a second port, printed in a second line,
+ * where all is the same behind TLS.
  *
  *   POST /...                      reads the body, answers an SSE stream: one turn
  *   GET, Upgrade: websocket        every text message is a turn
@@ -19,6 +23,12 @@
  */
 #define _GNU_SOURCE
 #include "common.h"
+#ifdef WITH_TLS
+#include <openssl/err.h>
+#include <openssl/ssl.h>
+#else
+typedef void SSL;
+#endif
 
 enum { CREATED, DELTA, ITEM, COMPLETED, EVENTS };
 enum { START = 256, HEAD_LIMIT = 65536, SEND_AT = 65536, MARKS = 8 };
@@ -100,6 +110,7 @@ enum Reading { HEAD, BODY, FRAME_HEAD, FRAME };
 
 typedef struct Connection {
     int fd;
+    SSL *tls;                          /* NULL on the plain port */
     enum Reading reading;
     bool sse, wants_out, is_gone;
     Buffer head;                       /* of a request, until it is complete */
@@ -123,6 +134,83 @@ static Connection **paced;
 static size_t paced_count, paced_space;
 static uint64_t last_response;
 
+/* --- The socket, behind TLS or not: like send() and recv() ------------------------------------- */
+
+#ifdef WITH_TLS
+static SSL_CTX *tls_context;
+
+static ssize_t told(Connection *c, int n)
+{
+    if (n > 0)
+        return n;
+    int why = SSL_get_error(c->tls, n);
+    errno = why == SSL_ERROR_WANT_READ || why == SSL_ERROR_WANT_WRITE ? EAGAIN : EIO;
+    ERR_clear_error();
+    return why == SSL_ERROR_ZERO_RETURN ? 0 : -1;
+}
+
+static ssize_t put(Connection *c, const char *bytes, size_t size)
+{
+    return c->tls ? told(c, SSL_write(c->tls, bytes, (int)size))
+                  : send(c->fd, bytes, size, MSG_NOSIGNAL);
+}
+
+static ssize_t get(Connection *c, char *bytes, size_t size)
+{
+    return c->tls ? told(c, SSL_read(c->tls, bytes, (int)size)) : recv(c->fd, bytes, size, 0);
+}
+
+static void prepare_tls(const char *certificate)
+{
+    tls_context = SSL_CTX_new(TLS_server_method());
+    if (!tls_context || SSL_CTX_use_certificate_chain_file(tls_context, certificate) != 1 ||
+        SSL_CTX_use_PrivateKey_file(tls_context, certificate, SSL_FILETYPE_PEM) != 1) {
+        ERR_print_errors_fp(stderr);
+        fail("no use for the certificate");
+    }
+    SSL_CTX_set_mode(tls_context,
+                     SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+}
+
+static void begin_tls(Connection *c)
+{
+    c->tls = SSL_new(tls_context);
+    if (!c->tls || SSL_set_fd(c->tls, c->fd) != 1)
+        fail("no TLS for a connection");
+    SSL_set_accept_state(c->tls); /* the first reads shake hands */
+}
+
+static void end_tls(SSL *tls)
+{
+    SSL_free(tls);
+}
+#else
+static ssize_t put(Connection *c, const char *bytes, size_t size)
+{
+    return send(c->fd, bytes, size, MSG_NOSIGNAL);
+}
+
+static ssize_t get(Connection *c, char *bytes, size_t size)
+{
+    return recv(c->fd, bytes, size, 0);
+}
+
+static void prepare_tls(const char *certificate)
+{
+    fail(certificate);
+}
+
+static void begin_tls(Connection *c)
+{
+    c->is_gone = true;
+}
+
+static void end_tls(SSL *tls)
+{
+    (void)tls;
+}
+#endif
+
 static void want_out(Connection *c, bool wanted)
 {
     if (c->wants_out == wanted)
@@ -144,6 +232,7 @@ static void unpace(Connection *c)
 static void drop(Connection *c)
 {
     unpace(c);
+    end_tls(c->tls);
     close(c->fd);
     free(c->head.bytes);
     free(c->out.bytes);
@@ -153,7 +242,7 @@ static void drop(Connection *c)
 static void flush(Connection *c)
 {
     while (c->written < c->out.size) {
-        ssize_t n = send(c->fd, c->out.bytes + c->written, c->out.size - c->written, MSG_NOSIGNAL);
+        ssize_t n = put(c, c->out.bytes + c->written, c->out.size - c->written);
         if (n < 0) {
             if (errno == EAGAIN)
                 want_out(c, true);
@@ -510,7 +599,7 @@ static void read_all(Connection *c)
 {
     static char part[1 << 18];
     for (;;) {
-        ssize_t n = recv(c->fd, part, sizeof part, 0);
+        ssize_t n = get(c, part, sizeof part);
         if (n < 0 && errno == EAGAIN)
             return;
         if (n <= 0) {
@@ -518,8 +607,8 @@ static void read_all(Connection *c)
             return;
         }
         take(c, part, (size_t)n);
-        if (c->is_gone || (size_t)n < sizeof part)
-            return;
+        if (c->is_gone || ((size_t)n < sizeof part && !c->tls))
+            return; /* TLS may hold more than it gave: it says itself when there is none */
     }
 }
 
@@ -538,13 +627,15 @@ static int listener(void)
     return fd;
 }
 
-static void accept_all(int fd)
+static void accept_all(int fd, bool is_tls)
 {
     for (int got; (got = accept4(fd, NULL, NULL, SOCK_NONBLOCK)) >= 0;) {
         Connection *c = room(NULL, sizeof *c);
         memset(c, 0, sizeof *c);
         c->fd = got;
         no_delay(got);
+        if (is_tls)
+            begin_tls(c);
         struct epoll_event e = {.events = EPOLLIN, .data.ptr = c};
         epoll_ctl(poller, EPOLL_CTL_ADD, got, &e);
     }
@@ -565,23 +656,30 @@ static void serve_one(Connection *c, uint32_t events)
 
 int main(int count, char **arguments)
 {
-    if (count != 2)
+    if (count != 2 && count != 3)
         return 64;
     signal(SIGPIPE, SIG_IGN);
     load_events(arguments[1]);
     poller = epoll_create1(0);
-    int fd = listener();
-    struct epoll_event e = {.events = EPOLLIN, .data.ptr = NULL}, ready[256];
-    epoll_ctl(poller, EPOLL_CTL_ADD, fd, &e);
+    int fds[2];
+    struct epoll_event ready[256];
+    for (int i = 0; i < count - 1; i++) {
+        if (i)
+            prepare_tls(arguments[2]);
+        fds[i] = listener();
+        struct epoll_event e = {.events = EPOLLIN, .data.ptr = &fds[i]};
+        epoll_ctl(poller, EPOLL_CTL_ADD, fds[i], &e);
+    }
     for (;;) {
         uint64_t next = write_due(), now = now_ns(), wait = next > now ? next - now : 0;
         struct timespec pause = {(time_t)(wait / 1000000000), (long)(wait % 1000000000)};
         int n = epoll_pwait2(poller, ready, 256, next == UINT64_MAX ? NULL : &pause, NULL);
         for (int i = 0; i < n; i++) {
-            if (ready[i].data.ptr)
-                serve_one(ready[i].data.ptr, ready[i].events);
+            void *of = ready[i].data.ptr;
+            if (of == &fds[0] || of == &fds[1])
+                accept_all(*(int *)of, of == &fds[1]);
             else
-                accept_all(fd);
+                serve_one(of, ready[i].events);
         }
     }
 }
