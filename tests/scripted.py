@@ -64,6 +64,9 @@ def error(status: int = 400, **fields: Any) -> bytes:
     return event("error", status=status, error=told)
 
 
+DELTAS = [delta(f"word {number}", number) for number in range(1, 9)]
+
+
 def framed(*messages: bytes) -> bytes:
     """Write messages as a WebSocket server does."""
     frames = b""
@@ -114,20 +117,21 @@ def turn_bytes(
 
 @dataclass
 class Line:
-    """A client's connection to the proxy."""
+    """A client's connection to the proxy; `connection` is the proxy's side, if that is ours."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
-    connection: ClientConnection
+    connection: ClientConnection | None
 
     @property
     def is_lent(self) -> bool:
         """Whether aiohttp's protocol was made for this connection."""
-        return self.connection._lent is not None
+        return self.connection is None or self.connection._lent is not None
 
     @property
     def read_by_aiohttp(self) -> int:
         """How many requests of this connection aiohttp has read."""
+        assert self.connection is not None
         lent = self.connection._lent
         return 0 if lent is None else lent._request_count
 
@@ -165,7 +169,14 @@ class Scripted:
     def front(self) -> Front:
         """What serves the clients."""
         runner: Any = self.proxy._front_runner
-        return runner._connect.args[0]
+        (route, *_) = runner.app.router.routes()
+        return route.handler.__self__
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is an express way at all."""
+        runner: Any = self.proxy._front_runner
+        return runner._connect is not None
 
     @property
     def clients(self) -> set[ClientConnection]:
@@ -182,7 +193,9 @@ class Scripted:
         """Connect, and send bytes."""
         before = set(self.clients)
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 24)
-        (connection,) = await eventually(lambda: self.clients - before)
+        connection = None
+        if self.is_on:
+            (connection,) = await eventually(lambda: self.clients - before)
         line = Line(reader, writer, connection)
         self._lines.append(line)
         line.send(*data)
@@ -220,11 +233,10 @@ class Scripted:
             )
         )
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Close the clients' connections."""
         for line in self._lines:
             line.writer.close()
-        await eventually(lambda: not self.clients)
 
 
 @contextlib.asynccontextmanager
@@ -243,9 +255,12 @@ async def front(**config: Any) -> AsyncIterator[Scripted]:
         async with serving(url, **settings) as (proxy, log):
             running = Scripted(proxy, log)
             with _counting(running):
-                await running.warm_up()
-                yield running
-            await running.close()
+                try:
+                    await running.warm_up()
+                    yield running
+                finally:
+                    running.close()
+                await eventually(lambda: not running.clients)
 
 
 @contextlib.contextmanager
@@ -255,7 +270,8 @@ def _counting(running: Scripted) -> AsyncIterator[None]:
 
     def counted(self: Express) -> bool:
         is_begun = start(self)
-        running.express += is_begun
+        client: Any = self._client
+        running.express += is_begun and client._front is running.front
         return is_begun
 
     Express.start = counted
@@ -263,3 +279,75 @@ def _counting(running: Scripted) -> AsyncIterator[None]:
         yield
     finally:
         Express.start = start
+
+
+# --- What upstream may do with a turn -------------------------------------------------------------
+
+
+async def turn_of_the_loop() -> None:
+    """Let what was just written arrive, and be taken."""
+    for _ in range(4):
+        await asyncio.sleep(0)
+
+
+async def heal(f: Scripted, turn: Received) -> None:
+    """Answer the turn where it is sent again."""
+    again = await f.turn()
+    assert again.message == turn.message
+    again.answer()
+
+
+async def is_refused(_: Scripted, turn: Received) -> None:
+    """Refuse the turn."""
+    turn.say(error())
+
+
+async def is_refused_for_now(_: Scripted, turn: Received) -> None:
+    """Refuse the turn because of a limit."""
+    turn.say(error(429, code="rate_limit_exceeded", type="rate_limit_error"))
+
+
+async def ends_at_once(f: Scripted, turn: Received) -> None:
+    """End the connection before the first event."""
+    turn.hang_up()
+    await heal(f, turn)
+
+
+async def closes_at_once(f: Scripted, turn: Received) -> None:
+    """Close the connection politely before the first event."""
+    await turn.server.close(1001)
+    await heal(f, turn)
+
+
+async def is_silent(f: Scripted, turn: Received) -> None:
+    """Say nothing at all."""
+    await heal(f, turn)
+
+
+async def talks_nonsense(f: Scripted, turn: Received) -> None:
+    """Begin with what belongs to no answer."""
+    turn.say(b"nonsense")
+    await heal(f, turn)
+
+
+async def fails_within(_: Scripted, turn: Received) -> None:
+    """Err in the middle of an answer."""
+    turn.say(created(), *DELTAS, error(500, code="server_error", type="server_error"))
+
+
+async def ends_within(_: Scripted, turn: Received) -> None:
+    """End the connection in the middle of an answer."""
+    turn.say(created(), *DELTAS)
+    turn.server.transport.close()
+
+
+async def stops_within(_: Scripted, turn: Received) -> None:
+    """Fall silent in the middle of an answer."""
+    turn.say(created(), *DELTAS)
+
+
+async def talks_nonsense_within(_: Scripted, turn: Received) -> None:
+    """Go on with what belongs to no answer."""
+    turn.say(created(), *DELTAS)
+    await turn_of_the_loop()
+    turn.say(DELTAS[0], b"nonsense")

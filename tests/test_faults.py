@@ -19,6 +19,7 @@ import aiohttp
 import pytest
 from harness import stack
 
+from proxy import app
 from proxy.downstream import stream
 from proxy.simulator import AnswerOptions, SimulatorOptions
 from proxy.simulator.agent import Streaming, user
@@ -62,8 +63,9 @@ STEERING = ("retry-after", "retry-after-ms", "x-should-retry")
 
 @pytest.fixture(params=["direct", "public"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Relay events past the libraries where we can, or by what they promise only."""
+    """Go past the libraries where we can, or use what they promise only."""
     if request.param == "public":
+        monkeypatch.setattr(app, "RESTS_VISIBLY", False)
         monkeypatch.setattr(stream, "WRITES_DIRECTLY", False)
         monkeypatch.setattr(connection, "CUTS_FRAMES", False)
 
