@@ -7,6 +7,10 @@ unseen) fails the test, since the proxy promises never to show a traceback.
 
 The simulator is the witness. `Stack.check_contexts` compares, by the simulator's own digest of
 meaning, the context that it held for a turn with the history that the client had sent.
+
+`WITHOUT_EXPRESS=1` in the environment takes the express way (`tuning.express`) from every proxy
+whose test does not decide about it: `WITHOUT_EXPRESS=1 pytest tests/test_oracle.py
+tests/test_faults.py` takes two minutes.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -149,7 +154,8 @@ async def serving(
     upstream: str, *, tolerates: Sequence[str] = (), **config: Any
 ) -> AsyncIterator[tuple[Turnwire, CapturingLogger]]:
     """Run a proxy alone, in front of `upstream`; also give what it logs. See `stack`."""
-    settings = {"upstream": upstream, "port": 0, "admin_port": 0} | config
+    tuning = {"express": not os.environ.get("WITHOUT_EXPRESS")}
+    settings = {"upstream": upstream, "port": 0, "admin_port": 0, "tuning": tuning} | config
     proxy = Turnwire(Config(**settings))
     log = proxy.log = CapturingLogger()
     trouble: list[str] = []

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import aiohttp
+import pytest
 from chat_agent import ChatAgent, ChatStyle
 from harness import stack
 from test_oracle import (
@@ -120,10 +121,12 @@ def check_contexts(s: Stack, plans: Sequence[ChatPlan], proxied: list[list[Turn]
     s.check_isolation()
 
 
-async def test_no_answer_differs_and_every_turn_that_can_be_is_a_delta():
+@pytest.mark.parametrize(("express", "step"), [(True, 1), (False, 3)])
+async def test_no_answer_differs_and_every_turn_that_can_be_is_a_delta(express: bool, step: int):
     """Random conversations get word for word what they get over HTTP, by deltas."""
-    plans = [ChatPlan(number) for number in range(CONVERSATIONS)]
-    async with stack(connections=ROOMY, chat_completions="translate") as s:
+    plans = [ChatPlan(number) for number in range(0, CONVERSATIONS, step)]
+    tuning = {"express": express}
+    async with stack(connections=ROOMY, tuning=tuning, chat_completions="translate") as s:
         straight = await run_all(plans, functools.partial(ChatAgent, s.straight_url))
         s.sim.journal.clear()
         proxied = await run_all(plans, functools.partial(ChatAgent, s.base_url))
@@ -156,7 +159,8 @@ async def test_arguments_that_a_client_changes_cost_deltas_but_never_an_answer()
         check_contexts(s, plans, proxied)
 
 
-async def test_no_trouble_of_any_kind_changes_an_answer():
+@pytest.mark.parametrize("express", [True, False])
+async def test_no_trouble_of_any_kind_changes_an_answer(express: bool):
     """With faults in every fifth turn and clients that leave and retry, all answers are right."""
     plans = [ChatPlan(number) for number in range(2 * len(ChatStyle))]
     rng = random.Random("chat trouble")
@@ -169,6 +173,7 @@ async def test_no_trouble_of_any_kind_changes_an_answer():
     async with stack(
         tolerates=["Cannot write to closing transport"],  # the simulator, when we leave
         connections=ROOMY,
+        tuning={"express": express},
         cooldown={"first_s": 0.01, "max_s": 0.05},
         resends={"budget_ratio": 1},
         websocket={"first_event_timeout_s": 1, "silence_timeout_s": 1},

@@ -10,7 +10,8 @@ history at once.
 Which turns have to be deltas is computed on the client's side alone (`Line`): every turn that adds
 to the answer that its own line has just received.
 
-The environment variable `ORACLE_CONVERSATIONS` changes the number of conversations (200).
+The environment variable `ORACLE_CONVERSATIONS` changes the number of conversations (200). Some of
+them are held without the express way; all of them with `WITHOUT_EXPRESS=1` (see the harness).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import aiohttp
+import pytest
 from harness import NO_HANDSHAKE_LIMIT, eventually, stack
 
 from proxy.simulator import AnswerOptions, EchoStyle, SimulatorOptions
@@ -231,10 +233,11 @@ async def run_all(plans: Sequence[Plan], make_agent) -> list[list[Turn]]:
     return list(await asyncio.gather(*(run(plan) for plan in plans)))
 
 
-async def test_no_answer_differs_and_every_turn_that_can_be_is_a_delta():
+@pytest.mark.parametrize(("express", "step"), [(True, 1), (False, 8)])
+async def test_no_answer_differs_and_every_turn_that_can_be_is_a_delta(express: bool, step: int):
     """Hundreds of random conversations get the answers they get without the proxy, by deltas."""
-    plans = [Plan(number) for number in range(CONVERSATIONS)]
-    async with stack(connections=ROOMY) as s:
+    plans = [Plan(number) for number in range(0, CONVERSATIONS, step)]
+    async with stack(connections=ROOMY, tuning={"express": express}) as s:
         straight = await run_all(plans, functools.partial(s.agent, straight=True))
         s.sim.journal.clear()
         proxied = await run_all(plans, s.agent)
@@ -255,9 +258,10 @@ async def test_no_answer_differs_and_every_turn_that_can_be_is_a_delta():
         assert {seen.transport for seen in s.sim.journal} == {Transport.WS}
 
 
-async def test_no_trouble_of_any_kind_changes_an_answer():
+@pytest.mark.parametrize(("express", "rounds"), [(True, 5), (False, 2)])
+async def test_no_trouble_of_any_kind_changes_an_answer(express: bool, rounds: int):
     """With faults in every fifth turn and clients that leave and retry, all answers are right."""
-    plans = [Plan(number) for number in range(5 * len(EchoStyle))]
+    plans = [Plan(number) for number in range(rounds * len(EchoStyle))]
     rng = random.Random("trouble")
 
     def planted(fault: Fault) -> Fault:
@@ -271,6 +275,7 @@ async def test_no_trouble_of_any_kind_changes_an_answer():
     async with stack(
         tolerates=["Cannot write to closing transport"],  # the simulator, when we leave
         connections=ROOMY,
+        tuning={"express": express},
         cooldown={"first_s": 0.01, "max_s": 0.05},
         resends={"budget_ratio": 1},
         websocket={"first_event_timeout_s": 1, "silence_timeout_s": 1},
