@@ -33,8 +33,8 @@ RESPONSES, CHAT = "responses", "chat completions"
 """What stands for a way in `CHAT_PART`: the same turns through Turnwire, in either API."""
 
 _WARM_TURNS = 2
-# After its first turn Turnwire opens a spare connection in the background.
-_SETTLE_S = 0.03
+# After its first turn Turnwire opens a spare connection in the background, over TLS not in a moment.
+_SETTLE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
