@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import scripted
-from scripted import DELTAS, completed, created, error, event, front, turn_bytes, turn_of_the_loop
+from scripted import DELTAS, completed, created, error, event, front, turn_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 CONFIG = {
     "chat_completions": "translate",
-    "websocket": {"first_event_timeout_s": 0.3, "silence_timeout_s": 0.3},
     "resends": {"budget_ratio": 1, "budget_per_s": 1000},
     "cooldown": {"first_s": 0.001, "max_s": 0.001},
     "limits": {"max_body_bytes": 100_000, "max_decoded_body_bytes": 100_000},
@@ -85,14 +84,17 @@ async def outcome(f: Scripted, request: bytes, script: Script | None) -> Outcome
         turn = await f.turn()
         received.append(turn.message)
         await script(f, turn)
+        while True:  # where the turn is sent again
+            turn = await f.turns.get()
+            received.append(turn.message)
+            turn.answer()
 
     async with asyncio.TaskGroup() as group:
-        if script is not None:
-            group.create_task(act())
+        acting = group.create_task(act()) if script is not None else None
         got = await read_outcome(line)
+        if acting is not None:
+            acting.cancel()
     await f.settled()
-    while not f.turns.empty():
-        received.append(f.turns.get_nowait().message)
     got.sent = received
     got.counted = [
         tuple(call.kwargs[name] for name in ("status", "mode", "reason", "bytes_in", "bytes_up"))
@@ -161,12 +163,9 @@ async def sends_the_vendors_own(_: Scripted, turn: Received) -> None:
     turn.say(own, created(), DELTAS[0], own, event("response.novel", text="?"), completed())
 
 
-async def does_not_know_the_response(f: Scripted, turn: Received) -> None:
-    """Refuse a turn as one does that has forgotten what it continues; answer it in full."""
+async def does_not_know_the_response(_: Scripted, turn: Received) -> None:
+    """Refuse a turn that continues nothing as one does that has forgotten what it continues."""
     turn.say(error(400, code="previous_response_not_found", message="No such response."))
-    await turn_of_the_loop()
-    if turn.message.get("previous_response_id"):
-        (await f.turn()).answer()
 
 
 async def is_overloaded(_: Scripted, turn: Received) -> None:
@@ -187,13 +186,13 @@ SCRIPTS: list[Script] = [
     scripted.is_refused_for_now,
     scripted.ends_at_once,
     scripted.closes_at_once,
-    scripted.is_silent,
     scripted.talks_nonsense,
     scripted.fails_within,
     scripted.ends_within,
-    scripted.stops_within,
     scripted.talks_nonsense_within,
 ]
+SILENCES: list[Script] = [scripted.is_silent, scripted.stops_within]
+SHORT = {"websocket": {"first_event_timeout_s": 0.6, "silence_timeout_s": 0.6}}
 
 
 def request_of(api: str, *, streams: bool) -> bytes:
@@ -208,11 +207,23 @@ def request_of(api: str, *, streams: bool) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def two_fronts() -> Any:
+async def two_fronts(**config: Any) -> Any:
     """Run a proxy with the express way and one without."""
-    async with front(**CONFIG) as one, front(**CONFIG, tuning={"express": False}) as other:
+    config = CONFIG | config
+    async with front(**config) as one, front(**config, tuning={"express": False}) as other:
         assert (one.is_on, other.is_on) == (True, False)
         yield one, other
+
+
+async def check(
+    one: Scripted, other: Scripted, request: bytes, script: Script, *, streams: bool
+) -> None:
+    """Both give the same, the first by the express way."""
+    async with asyncio.timeout(10):
+        got, expected = await asyncio.gather(*(outcome(f, request, script) for f in (one, other)))
+    assert got == expected, script.__name__
+    assert (one.express > 0, other.express) == (True, 0), script.__name__
+    assert expected.is_whole or streams
 
 
 @pytest.mark.parametrize("streams", [True, False], ids=["streamed", "whole"])
@@ -222,10 +233,15 @@ async def test_whatever_upstream_does_comes_out_the_same(api: str, streams: bool
     request = request_of(api, streams=streams)
     async with two_fronts() as (one, other):
         for script in SCRIPTS:
-            got, expected = [await outcome(f, request, script) for f in (one, other)]
-            assert got == expected, script.__name__
-            assert (one.express > 0, other.express) == (True, 0), script.__name__
-            assert expected.is_whole or streams
+            await check(one, other, request, script, streams=streams)
+
+
+@pytest.mark.parametrize("streams", [True, False], ids=["streamed", "whole"])
+async def test_silences_come_out_the_same(streams: bool) -> None:
+    """Before the first event a turn is sent again, later its reply is broken off."""
+    async with two_fronts(**SHORT) as (one, other):
+        for script in SILENCES:
+            await check(one, other, turn_bytes(stream=streams), script, streams=streams)
 
 
 CORRUPT = gzip.compress(b"x" * 50)[:-3]
