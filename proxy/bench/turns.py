@@ -33,7 +33,7 @@ RESPONSES, CHAT = "responses", "chat completions"
 """What stands for a way in `CHAT_PART`: the same turns through Turnwire, in either API."""
 
 _WARM_TURNS = 2
-# After its first turn Turnwire opens a spare connection in the background, over TLS not in a moment.
+# After its first turn Turnwire opens a spare connection in the background: slowly, over TLS.
 _SETTLE_S = 0.1
 
 
