@@ -2,7 +2,7 @@
 The proxy as a process of its own, under watch.
 
 `started` runs `turnwire serve` with settings given as environment variables, reads its log, and
-takes it down with SIGTERM. The process is the real program, but for one thing: on SIGUSR1 it tells
+takes it down with SIGTERM. The process is the real program, but for one thing: on a signal it tells
 what it holds (tasks, descriptors, memory, connections) in one line on standard output.
 
 Memory and processor time come from /proc: this is for Linux.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -98,10 +99,14 @@ class Proxy:
             self.base_url, self.admin_url = facts["base_url"], facts["admin_url"]
             self.ready.set()
 
-    async def holdings(self) -> dict[str, Any]:
-        """Ask the process what it holds: `tasks`, `fds`, `rss_kib`, `connections`, `names`."""
+    async def holdings(self, *, collect: bool = False) -> dict[str, Any]:
+        """
+        Ask the process what it holds: `tasks`, `fds`, `rss_kib`, `objects`, `connections`.
+
+        With `collect` it gets rid of its garbage first.
+        """
         assert self.process.stdout is not None
-        self.process.send_signal(signal.SIGUSR1)
+        self.process.send_signal(signal.SIGUSR2 if collect else signal.SIGUSR1)
         async with asyncio.timeout(STOP_DEADLINE_S):
             return json.loads(await self.process.stdout.readline())
 
@@ -195,11 +200,17 @@ def serve() -> int:
     from proxy import app, cli
 
     class Watched(app.Turnwire):
-        """The proxy, with an answer to SIGUSR1."""
+        """The proxy, with an answer to two signals."""
 
         async def _start(self) -> None:
             await super()._start()
-            asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._tell)
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGUSR1, self._tell)
+            loop.add_signal_handler(signal.SIGUSR2, self._tell_after_a_collection)
+
+        def _tell_after_a_collection(self) -> None:
+            gc.collect()
+            self._tell()
 
         def _tell(self) -> None:
             tasks = asyncio.all_tasks()
@@ -211,6 +222,7 @@ def serve() -> int:
                 "names": names.most_common(8),
                 "fds": len(os.listdir("/proc/self/fd")),  # noqa: PTH208  Path.iterdir holds one open
                 "rss_kib": _status(os.getpid(), "VmRSS"),
+                "objects": len(gc.get_objects()),
                 "connections": {
                     state: int(sample("turnwire_connections", {"state": state}) or 0)
                     for state in states
