@@ -194,7 +194,8 @@ def test_every_proof_exists(row: catalogue.Row):
 
 
 def test_the_report_is_that_of_the_results():
-    """REPORT.md says what results.json and the catalogue say, and no figure is missed."""
+    """REPORT.md says what results.json and the catalogue say; what is missed is said to be."""
     results = report.load()
     assert report.REPORT.read_text(encoding="utf-8") == report.rendered(results)
-    assert report.missed(results) == []
+    assert report.missed(results).keys() == report.OPEN.keys()
+    assert len({goal.words for goal in report.GOALS}) == len(report.GOALS)

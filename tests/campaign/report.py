@@ -133,6 +133,14 @@ GOALS: tuple[Goal, ...] = (
 )
 
 
+OPEN: dict[str, str] = {
+    "/livez at worst, in ms, 500 or less": "a thousand conversations that begin in the same moment "
+    "are one or a few turns of the event loop, of a second and more, and the admin listener waits "
+    "for its own like everybody else; nothing is lost meanwhile",
+}
+"""The figures that are not met, and why; a test holds this to what the results say."""
+
+
 def load() -> dict[str, Any]:
     """Return the results of all trials that were run."""
     return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
@@ -148,16 +156,14 @@ def write(results: Mapping[str, Any]) -> None:
     REPORT.write_text(rendered(results), encoding="utf-8")
 
 
-def missed(results: Mapping[str, Any], trials: Sequence[str] | None = None) -> list[str]:
-    """Return a line for each goal that a trial has missed, of these trials or of all."""
-    lines = []
-    for goal in GOALS:
-        if goal.trial not in results or (trials is not None and goal.trial not in trials):
-            continue
-        value = goal.value(results[goal.trial])
-        if not goal.is_met(value):
-            lines.append(f"{goal.trial}: {goal.words}: {value}")
-    return lines
+def missed(results: Mapping[str, Any], trials: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return the goals that were missed, of these trials or of all, with their values."""
+    reached = {
+        goal.words: (goal, goal.value(results[goal.trial]))
+        for goal in GOALS
+        if goal.trial in results and (trials is None or goal.trial in trials)
+    }
+    return {words: value for words, (goal, value) in reached.items() if not goal.is_met(value)}
 
 
 def rendered(results: Mapping[str, Any]) -> str:
@@ -188,6 +194,9 @@ def _goals(results: Mapping[str, Any]) -> Iterator[str]:
         met = "yes" if goal.is_met(value) else "no"
         yield f"| `{goal.trial}` | {goal.words} | {shown} | {met} |"
     yield ""
+    for words, why in OPEN.items():
+        yield f"Not met, *{words}*: {why}."
+        yield ""
     yield "Again: `python tests/campaign/run.py NAME`, with the name of a trial. These have run:"
     yield ""
     for name, figures in results.items():

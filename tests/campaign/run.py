@@ -55,8 +55,8 @@ def main(arguments: list[str]) -> int:
         report.save(results)
     report.write(results)
     missed = report.missed(results, [options.trial] if options.trial in results else None)
-    for line in missed:
-        _say(line)
+    for words, value in missed.items():
+        _say(f"missed: {words}: {value}")
     return int(bool(missed))
 
 
