@@ -371,3 +371,25 @@ async def test_an_outage_upstream_leaves_us_ready():
             assert (await agent.send([user("Hello?")])).status == 502
             async with session.get(f"{running.admin_url}/readyz") as reply:
                 assert reply.status == 200
+
+
+async def test_a_turn_leaves_nothing_for_the_collector():
+    """What a turn took is freed with its last byte, and not when a full collection comes by."""
+    async with stack(sim=TALKATIVE) as s:
+        agent, history = s.agent(settings={"store": False}), [user("Hello.")]
+        await say(agent, history, "A few turns until all that lasts is there.")
+        await say(agent, history, "Next?")
+        gc.collect()
+        gc.disable()
+        try:
+            modes = [(await say(agent, history, "Next?"))[0] for _ in range(10)]
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            left = {type(each).__name__ for each in gc.garbage}
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+
+    assert modes == ["delta"] * 10
+    assert not left & {"Express", "TurnRecord", "TurnRequest", "Intake", "Body", "Item"}

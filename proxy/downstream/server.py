@@ -194,6 +194,8 @@ class Front:
         """Take note that a turn is over, however it went."""
         intake.share.close()
         intake.record.close(self._loop.time())
+        # Each holds the other: without this a turn would be garbage that only a collector finds.
+        intake.record.carrier = intake.begun = None
 
     async def _carry_out(self, request: web.Request, intake: Intake) -> web.StreamResponse:
         plan, record = intake.plan, intake.record
