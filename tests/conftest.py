@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import signal
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
 import structlog
+
+from proxy.bench import ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,6 +19,27 @@ if TYPE_CHECKING:
 # there ignores it as well; the tests of Ctrl-C need programs that do not.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """Keep a port on which nobody listens, until the end of the test."""
+    with ports.closed_port() as port:
+        yield port
+
+
+@pytest.fixture
+def served_port() -> Iterator[int]:
+    """Keep a port for a server of the test, which has to know it beforehand."""
+    with ports.port_to_serve() as port:
+        yield port
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    """Listen on a port, so that nobody else can."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
 
 
 @pytest.fixture(autouse=True)

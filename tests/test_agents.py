@@ -137,7 +137,7 @@ def test_a_command_that_cannot_run_is_one_sentence(command, status, sentence):
     assert (ended.returncode, ended.stderr) == (status, sentence)
 
 
-def test_a_real_sdk_reaches_its_upstream_through_run():
+def test_a_real_sdk_reaches_its_upstream_through_run(closed_port):
     """A script on the openai SDK needs no change, and its turns are counted at the end."""
     script = (
         "import openai; r = openai.OpenAI(api_key='sk-x', max_retries=0)\n"
@@ -146,7 +146,8 @@ def test_a_real_sdk_reaches_its_upstream_through_run():
     )
     line = shlex.join([sys.executable, "-c", script])
 
-    ended = turnwire("run", "--upstream", "http://127.0.0.1:9/v1", "--", "sh", "-c", line)
+    upstream = f"http://127.0.0.1:{closed_port}/v1"
+    ended = turnwire("run", "--upstream", upstream, "--", "sh", "-c", line)
 
     assert ended.stdout == "502\n"
     assert "1 turns, of which 0 as deltas, 0 in full and 1 over HTTP" in ended.stderr

@@ -46,15 +46,6 @@ def app(monkeypatch):
     return module
 
 
-@pytest.fixture
-def taken_port():
-    """Hold a port that nothing else can listen on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        yield listener.getsockname()[1]
-
-
 def run_python(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
     """Run `python -m proxy` as a process of its own."""
     return subprocess.run(

@@ -3,7 +3,6 @@
 import io
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -165,14 +164,12 @@ def test_wrong_use_is_told_before_anything_runs(tmp_path, arguments, sentence):
     assert result.stderr.count("\n") == 1
 
 
-def test_a_port_in_use_is_told_before_anything_runs(tmp_path):
+def test_a_port_in_use_is_told_before_anything_runs(tmp_path, taken_port):
     """The address is named, in one sentence."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        result = run_demo(tmp_path, "--keep", "--port", str(port))
+    result = run_demo(tmp_path, "--keep", "--port", str(taken_port))
 
     assert (result.returncode, result.stdout) == (64, "")
-    assert result.stderr.startswith(f"turnwire: can't listen on 127.0.0.1:{port}")
+    assert result.stderr.startswith(f"turnwire: can't listen on 127.0.0.1:{taken_port}")
     assert result.stderr.count("\n") == 1
 
 

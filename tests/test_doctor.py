@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
 import ssl
 from typing import TYPE_CHECKING
 
@@ -28,7 +27,7 @@ from proxy.simulator import Simulator, SimulatorOptions
 from proxy.simulator.faults import RefuseUpgrade
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
 
 GOOD, BAD = "sk-good-key", "bad-key"
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "ws_proxy", "wss_proxy")
@@ -65,13 +64,6 @@ def failures(found: dict[Check, Finding]) -> dict[Check, Code]:
 def port_of(url: str) -> int:
     """Return the port that a URL names."""
     return int(url.split(":")[2].split("/", maxsplit=1)[0])
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on at this moment."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 async def test_all_is_well_with_an_upstream_as_it_should_be():
@@ -213,9 +205,9 @@ async def test_tells_that_no_tls_is_spoken():
     assert "http://" in found[Check.TLS].remedy
 
 
-async def test_tells_that_nobody_listens():
+async def test_tells_that_nobody_listens(closed_port):
     """A refused connection is neither DNS nor TLS."""
-    found = await findings(f"http://127.0.0.1:{free_port()}/v1")
+    found = await findings(f"http://127.0.0.1:{closed_port}/v1")
 
     assert failures(found) == {Check.HTTP: Code.UNREACHABLE}
 
@@ -227,18 +219,19 @@ async def test_tells_a_self_loop_of_the_configuration():
     assert failures(found) == {Check.LOOP: Code.SELF_LOOP}
 
 
-async def test_tells_a_self_loop_under_another_name():
+async def test_tells_a_self_loop_under_another_name(served_port):
     """An upstream that leads to our own listener by another address is found by asking for it."""
-    found = await findings("http://127.0.0.2:8787/v1", port="8787", host="0.0.0.0")
+    upstream = f"http://127.0.0.2:{served_port}/v1"
+    found = await findings(upstream, port=str(served_port), host="0.0.0.0")
 
     assert failures(found) == {Check.LOOP: Code.SELF_LOOP}
 
 
-async def test_tells_a_running_turnwire_that_is_its_own_upstream():
+async def test_tells_a_running_turnwire_that_is_its_own_upstream(served_port):
     """A Turnwire that goes round in a loop says so itself."""
-    port = free_port()
-    async with serving(f"http://127.0.0.2:{port}/v1", port=port, host="0.0.0.0") as (proxy, _):
-        found = await findings(f"http://127.0.0.2:{port_of(proxy.base_url)}/v1")
+    upstream = f"http://127.0.0.2:{served_port}/v1"
+    async with serving(upstream, port=served_port, host="0.0.0.0"):
+        found = await findings(upstream)
 
     assert failures(found) == {Check.HTTP: Code.SELF_LOOP}
 
@@ -281,9 +274,9 @@ async def test_tells_a_proxy_that_lets_no_websocket_through(monkeypatch):
     assert found[Check.DNS].verdict is Verdict.SKIPPED
 
 
-async def test_tells_a_proxy_that_can_not_be_reached(monkeypatch):
+async def test_tells_a_proxy_that_can_not_be_reached(monkeypatch, closed_port):
     """A proxy that is not there is told as such, without its credentials."""
-    monkeypatch.setenv("https_proxy", f"http://user:secret@127.0.0.1:{free_port()}")
+    monkeypatch.setenv("https_proxy", f"http://user:secret@127.0.0.1:{closed_port}")
     found = await findings("https://api.nowhere.invalid/v1")
 
     assert failures(found) == {Check.HTTP: Code.PROXY_IN_THE_WAY}
@@ -332,19 +325,10 @@ async def test_a_turnwire_that_runs_is_no_trouble():
     assert "running" in found[Check.PORTS].fact
 
 
-@pytest.fixture
-def held_port() -> Iterator[int]:
-    """Hold a port that nothing else can listen on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        yield listener.getsockname()[1]
-
-
-async def test_tells_a_port_in_use(held_port):
+async def test_tells_a_port_in_use(taken_port):
     """The flag that chooses another one is named."""
     async with Simulator() as sim:
-        found = await findings(sim.base_url, admin_port=str(held_port))
+        found = await findings(sim.base_url, admin_port=str(taken_port))
 
     assert failures(found) == {Check.PORTS: Code.PORT_IN_USE}
     assert "--admin-port" in found[Check.PORTS].remedy

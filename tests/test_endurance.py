@@ -14,7 +14,6 @@ import gc
 import random
 import re
 import signal
-import socket
 import sys
 import tracemalloc
 import types
@@ -130,28 +129,20 @@ async def served_again(base_url: str) -> None:
 
 
 @linux_only
-async def test_a_log_that_can_not_be_written_stops_nothing():
+async def test_a_log_that_can_not_be_written_stops_nothing(served_port: int):
     """With a full disk under the log, turns are served and the end is a good one."""
     command = ("sh", "-c", 'exec "$@" 2>/dev/full', "sh")
-    port = free_port()
     async with (
         Simulator(TALKATIVE) as sim,
-        started(sim.base_url, before=command, port=port, waits=False) as proxy,
-        agent_of(f"http://127.0.0.1:{port}/v1") as agent,
+        started(sim.base_url, before=command, port=served_port, waits=False) as proxy,
+        agent_of(f"http://127.0.0.1:{served_port}/v1") as agent,
     ):
         history: list[dict[str, Any]] = []
-        await answering(port)
+        await answering(served_port)
         await say(agent, history, "Hello.")
         assert await say(agent, history, "Next?") == ("delta", "continued")
         status, _ = await proxy.stop()
         assert status == 0
-
-
-def free_port() -> int:
-    """Return a port that nobody has at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def answering(port: int) -> None:
@@ -360,10 +351,10 @@ def test_no_deadline_hangs_on_the_wall_clock():
     assert asking <= told
 
 
-async def test_an_outage_upstream_leaves_us_ready():
+async def test_an_outage_upstream_leaves_us_ready(closed_port: int):
     """That upstream is away is told to each request, and is no reason to be out of service."""
     async with (
-        serving("http://127.0.0.1:9/v1", connections=NO_SPARES) as (running, _),
+        serving(f"http://127.0.0.1:{closed_port}/v1", connections=NO_SPARES) as (running, _),
         aiohttp.ClientSession() as session,
         agent_of(running.base_url) as agent,
     ):

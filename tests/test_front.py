@@ -16,7 +16,6 @@ import json
 import os
 import re
 import signal
-import socket
 import sys
 import zlib
 from dataclasses import dataclass
@@ -569,16 +568,9 @@ async def test_requests_on_one_connection_are_answered_in_order():
 # --- Upstreams that are not there, or are us ------------------------------------------------------
 
 
-def free_port() -> int:
-    """Return a port on which nothing listens."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
-async def test_an_unreachable_upstream_is_a_502():
+async def test_an_unreachable_upstream_is_a_502(closed_port: int):
     """With no upstream at all, turns and other requests get a 502 in the API's error shape."""
-    async with serving(f"http://127.0.0.1:{free_port()}/v1") as (proxy, log):
+    async with serving(f"http://127.0.0.1:{closed_port}/v1") as (proxy, log):
         body = json.dumps(BODY).encode()
         turn = await request("POST", f"{proxy.base_url}/responses", body)
         again = await request("POST", f"{proxy.base_url}/responses", body)
@@ -591,13 +583,14 @@ async def test_an_unreachable_upstream_is_a_502():
         assert [c.kwargs["status"] for c in log.calls if c.args == ("turn",)] == [502, 502]
 
 
-async def test_two_proxies_that_are_each_others_upstream_end_in_508():
+async def test_two_proxies_that_are_each_others_upstream_end_in_508(served_port: int):
     """A request that comes round is refused, and the client is told not to try again."""
-    ports = free_port(), free_port()
-    urls = [f"http://127.0.0.1:{port}/v1" for port in ports]
-    async with serving(urls[1], port=ports[0]), serving(urls[0], port=ports[1]):
-        turn = await request("POST", f"{urls[0]}/responses", json.dumps(BODY).encode())
-        other = await request("GET", f"{urls[0]}/models")
+    async with (
+        serving(f"http://127.0.0.1:{served_port}/v1") as (first, _),
+        serving(first.base_url, port=served_port),
+    ):
+        turn = await request("POST", f"{first.base_url}/responses", json.dumps(BODY).encode())
+        other = await request("GET", f"{first.base_url}/models")
 
         for got in (turn, other):
             assert (got.status, got.error["code"]) == (508, "loop_detected")
@@ -788,20 +781,17 @@ async def test_the_drain_timeout_ends_what_does_not_end(timeout_s: str):
 
 
 @pytest.mark.parametrize("setting", ["--port", "--admin-port"])
-async def test_a_port_in_use_is_one_sentence(setting: str):
+async def test_a_port_in_use_is_one_sentence(setting: str, taken_port: int):
     """The process ends with a status that is not 0, and a sentence that names the setting."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        other = "--admin-port" if setting == "--port" else "--port"
-        running = await start("--upstream", "http://127.0.0.1:9/v1", setting, port, other, "0")
+    port = str(taken_port)
+    other = "--admin-port" if setting == "--port" else "--port"
+    running = await start("--upstream", "http://127.0.0.1:9/v1", setting, port, other, "0")
 
-        assert await running.end() != 0
-        lines = running.stderr.strip().splitlines()
-        assert len(lines) == 1
-        assert port in lines[0]
-        assert setting[2:].replace("-", "_") in lines[0]
+    assert await running.end() != 0
+    lines = running.stderr.strip().splitlines()
+    assert len(lines) == 1
+    assert port in lines[0]
+    assert setting[2:].replace("-", "_") in lines[0]
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ async def test_shows_a_running_proxy(capsys, monkeypatch):
     assert terminal.getvalue().endswith("\x1b[?1049l\x1b[?25h")
 
 
-async def test_says_that_none_is_running(capsys, unused_tcp_port):
+async def test_says_that_none_is_running(capsys, closed_port):
     """Status 1 and one sentence."""
-    assert top.main("127.0.0.1", unused_tcp_port, once=True, interval_s=1) == 1
+    assert top.main("127.0.0.1", closed_port, once=True, interval_s=1) == 1
     assert "is it running?" in capsys.readouterr().err

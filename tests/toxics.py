@@ -36,6 +36,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
+from proxy.bench.ports import port_to_serve
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -504,13 +506,16 @@ class FaultProxy:
     transports: set[asyncio.Transport] = field(default_factory=set)
     port: int = 0
     _server: asyncio.Server | None = None
+    _kept: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     async def __aenter__(self) -> Self:
+        self.port = self._kept.enter_context(port_to_serve())
         await self.enable()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self.disable()
+        self._kept.close()
         for transport in list(self.transports):
             transport.abort()  # some may wait for a peer that reads no more
         await asyncio.sleep(0)  # for their ends, and for what was cancelled
@@ -521,12 +526,11 @@ class FaultProxy:
         return f"http://127.0.0.1:{self.port}/v1"
 
     async def enable(self) -> None:
-        """Listen: on a free port at first, then on the same one."""
+        """Listen on the port, which stays the same."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
             lambda: Link(self).client_end(), "127.0.0.1", self.port
         )
-        self.port = self._server.sockets[0].getsockname()[1]
 
     def disable(self) -> None:
         """Be down: refuse connections, and close those that there are."""

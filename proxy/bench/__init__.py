@@ -12,6 +12,7 @@ rounds. The proxy under test is a process of its own with the default configurat
     links       an emulated network link
     load        the upstream and the clients: C programs in `c/`, or `fallback` in Python
     children    processes: started, placed, watched, ended
+    ports       those that are kept until a process takes them
     controls    the other proxies
     ways        how each way is set up
     turns, relays, tls, footprint, agents   the measurements

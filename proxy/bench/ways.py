@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from proxy.bench.children import START_TIMEOUT_S, Role, python_command
 from proxy.bench.controls import nginx_configuration
+from proxy.bench.ports import port_to_serve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -98,7 +99,7 @@ def running(way: Way, bench: Bench, upstream: Upstream) -> Iterator[Running]:
 
 def start_turnwire(bench: Bench, origin: str, stack: contextlib.ExitStack) -> Running:
     """Start `turnwire serve` and wait until it is ready."""
-    port, admin_port = free_port(), free_port()
+    port, admin_port = (stack.enter_context(port_to_serve()) for _ in range(2))
     flags = {
         "--upstream": f"{origin}/v1",
         "--port": str(port),
@@ -125,7 +126,7 @@ def start_control(name: str, bench: Bench, origin: str, stack: contextlib.ExitSt
 
 
 def _start_nginx(bench: Bench, origin: str, stack: contextlib.ExitStack) -> Running:
-    port = free_port()
+    port = stack.enter_context(port_to_serve())
     file = bench.folder / "nginx.conf"
     authority = bench.certificates.authority if bench.certificates else None
     file.write_text(nginx_configuration(bench.folder, port, origin, authority))
@@ -137,14 +138,6 @@ def _start_nginx(bench: Bench, origin: str, stack: contextlib.ExitStack) -> Runn
     stack.callback(proxy.end)
     _wait_until_open(port, proxy)
     return Running(port, proxy.pid, time.monotonic() - began)
-
-
-def free_port() -> int:
-    """Return a port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _wait_until_ready(url: str, proxy: Child) -> None:

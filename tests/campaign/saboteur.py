@@ -114,7 +114,7 @@ class Saboteur:
         try:
             await asyncio.sleep(self.rng.uniform(0, 0.3))
         finally:
-            await _enabled(proxy)
+            await proxy.enable()
 
     def _spoil(self) -> None:
         side = self.rng.choice(("near", "far", "far"))
@@ -136,12 +136,3 @@ class Saboteur:
             link.infect(Timeout(), Timeout(stream="upstream"))
         else:
             link.infect(TOXICS[name][1](self.rng))
-
-
-async def _enabled(proxy: FaultProxy) -> None:
-    """Bring a proxy up again on its port, which somebody may hold for a moment."""
-    while True:
-        try:
-            return await proxy.enable()
-        except OSError:
-            await asyncio.sleep(MEAN_PAUSE_S)

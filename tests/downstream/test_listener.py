@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 from harness import eventually
 
+from proxy.bench.ports import port_to_serve
 from proxy.downstream.deadlines import FrontRunner, build_runner
 from proxy.downstream.listener import LastCallSite
 
@@ -31,9 +32,10 @@ async def runner() -> AsyncIterator[FrontRunner]:
     app.router.add_post("/", echo)
     runner = build_runner(app)
     await runner.setup()
-    await LastCallSite(runner, "127.0.0.1", 0).start()
-    yield runner
-    await runner.cleanup()
+    with port_to_serve() as port:
+        await LastCallSite(runner, "127.0.0.1", port).start()
+        yield runner
+        await runner.cleanup()
 
 
 def at_the_door(runner: FrontRunner, count: int) -> list[socket.socket]:

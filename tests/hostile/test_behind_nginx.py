@@ -19,6 +19,7 @@ import pytest
 from hostile.cases import CASES, SMUGGLED_TARGET, TEXT
 from hostile.edge import Edge
 from hostile.ledger import KEY, LAST, Line, answer_to
+from proxy.bench.ports import port_to_serve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,10 +56,7 @@ def behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Edge, int
     if NGINX is None:
         pytest.skip("nginx is not installed")
     folder: Path = tmp_path_factory.mktemp("nginx")
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    with Edge() as edge:
+    with port_to_serve() as port, Edge() as edge:
         config = folder / "nginx.conf"
         config.write_text(CONFIG.format(folder=folder, upstream=edge.port, port=port))
         process = subprocess.Popen([NGINX, "-p", str(folder), "-c", str(config)])

@@ -51,16 +51,12 @@ def test_anything_else_is_no(port, status, text):
     assert (answer.ok, answer.text) == (False, text)
 
 
-def test_no_listener():
+def test_no_listener(closed_port):
     """A port that nobody listens on is a no with a reason."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        closed = free.getsockname()[1]
-
-    answer = ask("127.0.0.1", closed, "/200", 5)
+    answer = ask("127.0.0.1", closed_port, "/200", 5)
 
     assert not answer.ok
-    assert f"port {closed}: connection refused" in answer.text
+    assert f"port {closed_port}: connection refused" in answer.text
 
 
 def test_silence():
@@ -115,10 +111,6 @@ def test_waiting(monkeypatch, wait_s, ok, times):
     assert asked == [("127.0.0.1", 1, "/readyz", 5)] * times
 
 
-def test_waiting_has_an_end():
+def test_waiting_has_an_end(closed_port):
     """Nobody there for as long as it may wait is a no."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        closed = free.getsockname()[1]
-
-    assert not ask_until("127.0.0.1", closed, "/readyz", 5, 0.25).ok
+    assert not ask_until("127.0.0.1", closed_port, "/readyz", 5, 0.25).ok

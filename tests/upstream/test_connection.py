@@ -7,7 +7,6 @@ import contextlib
 import errno
 import http
 import random
-import socket
 import ssl
 import time
 from typing import TYPE_CHECKING
@@ -150,13 +149,10 @@ async def test_a_redirect_is_refused_and_not_followed() -> None:
         assert elsewhere.requests == []
 
 
-async def test_a_refused_connection_is_unreachable() -> None:
+async def test_a_refused_connection_is_unreachable(closed_port: int) -> None:
     """Nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-
     with pytest.raises(UpstreamUnreachable, match="refused"):
-        await open_connection(f"ws://127.0.0.1:{port}/", [], SETTINGS)
+        await open_connection(f"ws://127.0.0.1:{closed_port}/", [], SETTINGS)
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS])

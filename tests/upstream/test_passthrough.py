@@ -511,13 +511,11 @@ async def test_an_early_answer_reaches_the_client(front: Front) -> None:
     assert (got.status, got.body) == (413, b"no")
 
 
-async def test_no_upstream_is_a_502(front: Front) -> None:
+async def test_no_upstream_is_a_502(front: Front, closed_port: int) -> None:
     """Nothing listens: the client gets the API's error shape."""
     async with contextlib.AsyncExitStack() as stack:
-        async with Peer() as dead:
-            pass
-        alone = Front(dead)
-        await alone.start(stack)
+        alone = Front(front.peer)
+        await alone.start(stack, f"http://127.0.0.1:{closed_port}/v1")
         got = await talk(alone.port, ask())
     assert got.status == 502
     assert b'"code": "upstream_unreachable"' in got.body

@@ -378,12 +378,10 @@ async def test_retry_after_sets_the_cooldown() -> None:
         assert pool.cooldown_s(principal()) == 7
 
 
-async def test_an_unreachable_upstream_refuses_the_lease() -> None:
+async def test_an_unreachable_upstream_refuses_the_lease(closed_port: int) -> None:
     """Everybody's, until the cool-down is over."""
     results: list[str] = []
-    async with upstream() as server:
-        url = server.url
-    async with pooled(url, results=results) as pool:
+    async with pooled(f"ws://127.0.0.1:{closed_port}/", results=results) as pool:
         with pytest.raises(LeaseRefused) as caught:
             await pool.acquire(principal())
         assert caught.value.reason is Reason.CONNECT_FAILED

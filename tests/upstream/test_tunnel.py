@@ -206,11 +206,9 @@ async def test_a_refused_upgrade_is_passed_on(
     assert got.body == b'{"error": {}}'
 
 
-async def test_no_upstream_is_a_502(stack: contextlib.AsyncExitStack) -> None:
+async def test_no_upstream_is_a_502(stack: contextlib.AsyncExitStack, closed_port: int) -> None:
     """A tunnel that can't be opened is refused in the API's shape."""
-    async with Peer() as dead:
-        pass
-    port = await serve(stack, dead.port)
+    port = await serve(stack, closed_port)
     assert (await talk(port, HANDSHAKE)).status == 502
 
 
