@@ -1,6 +1,6 @@
 """
-What wears a proxy down: a frozen process, too few descriptors, a log that can't be written, slow
-networks, an upstream that refuses for good, tasks that run in another order.
+What wears a proxy down: a frozen process, too few descriptors, a log that can't be written or that
+nobody reads, slow networks, an upstream that refuses for good, tasks that run in another order.
 
 Rows of the catalogue that need a process or a network of their own; the long forms of all others
 are in `campaign`.
@@ -11,8 +11,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import json
+import os
 import random
 import re
+import select
 import signal
 import sys
 import tracemalloc
@@ -143,6 +146,39 @@ async def test_a_log_that_can_not_be_written_stops_nothing(served_port: int):
         assert await say(agent, history, "Next?") == ("delta", "continued")
         status, _ = await proxy.stop()
         assert status == 0
+
+
+@linux_only
+async def test_a_log_that_nobody_reads_holds_up_nothing(served_port: int, tmp_path: Path):
+    """With a full pipe under the log turns are served, and who reads at last has every line."""
+    fifo = tmp_path / "log"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
+    command = ("sh", "-c", f'exec "$@" 2>{fifo}', "sh")
+    turns = 250  # lines of 400 bytes, where 64 KiB fill the pipe
+    async with (
+        Simulator(TALKATIVE) as sim,
+        started(sim.base_url, before=command, port=served_port, waits=False) as proxy,
+        agent_of(f"http://127.0.0.1:{served_port}/v1") as agent,
+    ):
+        await answering(served_port)
+        for number in range(turns):
+            reply = await agent.send([user(f"Turn {number}?")])
+            assert reply.status == 200
+        lines = await asyncio.to_thread(lines_of, reader, turns)
+        assert [json.loads(line)["status"] for line in lines] == [200] * turns
+        status, _ = await proxy.stop()
+        assert status == 0
+    os.close(reader)
+
+
+def lines_of(reader: int, turns: int) -> list[bytes]:
+    """Read a log that told of so many turns; return these lines."""
+    got = b""
+    while got.count(b'"event": "turn"') < turns or not got.endswith(b"\n"):
+        select.select([reader], [], [], 20)
+        got += os.read(reader, 1 << 16)
+    return [line for line in got.splitlines() if b'"event": "turn"' in line]
 
 
 async def answering(port: int) -> None:

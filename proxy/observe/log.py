@@ -13,13 +13,13 @@ in one handler, and what protects people sits there, at the sink:
   what they parsed. The websockets library is never let down to DEBUG, where it prints frames.
 * Measure. Warnings and errors of one name are limited to some lines a second, so that nobody can
   fill a disk with malformed requests. What was left out is counted on the next line.
+* Patience. Whoever reads the log may be slow, and nobody waits for it (`lines`).
 
 `configure` may be called again: the last call counts.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import re
@@ -36,6 +36,7 @@ from aiohttp.web_protocol import RequestPayloadError
 from websockets.exceptions import WebSocketException
 
 from proxy.errors import TurnwireError
+from proxy.observe.lines import LineWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
@@ -134,7 +135,8 @@ def configure(
     )
     throttle = Throttle(LINES_PER_S, clock)
     finish: list[Processor] = [redact_event, renderer]
-    handler = logging.StreamHandler(stream)
+    writer = _Current.writer = LineWriter(stream, _notice_of(is_console=is_console))
+    handler = logging.StreamHandler(writer)
     handler.addFilter(_quieten)
     handler.addFilter(_Limit(throttle))
     handler.setFormatter(
@@ -156,7 +158,7 @@ def configure(
         wrapper = type("_JSONLogger", (wrapper,), {"write_line": _write_line})
     structlog.configure(
         processors=[*_describing(), _limiting(throttle), *finish],
-        logger_factory=lambda *names: _LineLogger(names[0] if names else "turnwire", stream),
+        logger_factory=lambda *names: _LineLogger(names[0] if names else "turnwire", writer),
         wrapper_class=wrapper,
         cache_logger_on_first_use=False,
     )
@@ -171,18 +173,37 @@ def _describing() -> list[Processor]:
     ]
 
 
-class _LineLogger:
-    """Writes finished lines to a stream. structlog calls it by the name of the level."""
+class _Current:
+    """The writer of the last `configure`."""
 
-    def __init__(self, name: str, stream: TextIO) -> None:
+    writer: LineWriter | None = None
+
+
+def lines_dropped() -> int:
+    """Return how many lines were dropped, since nobody took them for long."""
+    return _Current.writer.dropped if _Current.writer else 0
+
+
+def _notice_of(*, is_console: bool) -> Callable[[int], str]:
+    def notice(dropped: int) -> str:
+        if is_console:
+            return f"{_now()} [warning  ] log_lines_dropped              dropped={dropped}\n"
+        facts = {"dropped": dropped, "event": "log_lines_dropped", "level": "warning"}
+        return json.dumps({**facts, "logger": "turnwire", "timestamp": _now()}) + "\n"
+
+    return notice
+
+
+class _LineLogger:
+    """Writes finished lines. structlog calls it by the name of the level."""
+
+    def __init__(self, name: str, writer: LineWriter) -> None:
         self.name = name
-        self._stream = stream
+        self._writer = writer
 
     def info(self, line: str) -> None:
-        """Write one line; a stream that is gone is nobody's business here."""
-        with contextlib.suppress(OSError, ValueError):
-            self._stream.write(line + "\n")
-            self._stream.flush()
+        """Write one line."""
+        self._writer.write(line + "\n")
 
     debug = warning = error = critical = exception = info
 

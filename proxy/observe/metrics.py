@@ -35,6 +35,7 @@ from prometheus_client.utils import floatToGoString
 
 from proxy.core.reasons import Mode, Reason
 from proxy.core.shadow import Verdict
+from proxy.observe.log import lines_dropped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -225,6 +226,11 @@ DEFINITIONS: Final = (
         "How late the event loop wakes a sleeping task.",
         buckets=LAG_BUCKETS_S,
     ),
+    Definition(
+        "turnwire_log_lines_dropped_total",
+        Kind.COUNTER,
+        "Log lines dropped, since nobody read the log for long.",
+    ),
     Definition("turnwire_draining", Kind.GAUGE, "1 while the process finishes and takes no more."),
     Definition("turnwire_build_info", Kind.GAUGE, "Always 1.", ("version", "python")),
 )
@@ -307,22 +313,24 @@ def _histogram(name: str) -> HistogramMetricFamily:
     return HistogramMetricFamily(name, _BY_NAME[name].meaning, labels=_BY_NAME[name].labels)
 
 
-class _ScrapedGauges(Collector):
-    """Gauges that are read when somebody scrapes, from whoever was bound to them."""
+class _Scraped(Collector):
+    """What is read when somebody scrapes, from whoever knows it."""
 
     def __init__(self) -> None:
         self.connections: Callable[[], Mapping[str, int]] = dict
         self.chains: Callable[[], tuple[int, int]] = lambda: (0, 0)
 
-    def describe(self) -> Iterable[GaugeMetricFamily]:
+    def describe(self) -> Iterable[Metric]:
         """Name the families without reading them."""
+        gauges = ("turnwire_connections", "turnwire_chains", "turnwire_chain_bytes")
         return [
-            GaugeMetricFamily(name, _BY_NAME[name].meaning)
-            for name in ("turnwire_connections", "turnwire_chains", "turnwire_chain_bytes")
+            _counter("turnwire_log_lines_dropped_total"),
+            *(GaugeMetricFamily(name, _BY_NAME[name].meaning) for name in gauges),
         ]
 
-    def collect(self) -> Iterable[GaugeMetricFamily]:
-        """Read the gauges."""
+    def collect(self) -> Iterable[Metric]:
+        """Read them."""
+        yield _counter("turnwire_log_lines_dropped_total", lines_dropped())
         chains, chain_bytes = self.chains()
         name = "turnwire_connections"
         by_state = GaugeMetricFamily(name, _BY_NAME[name].meaning, labels=_BY_NAME[name].labels)
@@ -339,7 +347,7 @@ class Metrics:
     def __init__(self, version: str = "unknown") -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
-        self._scraped = _ScrapedGauges()
+        self._scraped = _Scraped()
         self.registry.register(self._scraped)
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
