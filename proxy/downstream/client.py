@@ -6,15 +6,16 @@ plainest form, and nearly all of these can be answered without waiting. Such a r
 carried out (`express`) and answered within the callbacks of this protocol. For every other one
 there is `aiohttp`'s own protocol, made when it is first needed, which gets the very bytes:
 
-    at rest --plain turn--> body --whole--> express --reply written--> at rest
-       |                      |                |
-       | another request      | not whole      | waiting needed
-       v                      v                v
+    at rest --plain turn--> body --whole--> in line --> express --reply written--> at rest
+       |                      |                            |
+       | another request      | not whole                  | waiting needed
+       v                      v                            v
      lent: aiohttp reads whole messages, and when it waits for the next, we are at rest again
        |
        v a byte out of place, an upgrade, a request that came too early
      given over: aiohttp has the connection for good
 
+In line a turn waits only while the event loop has more turns than it should take in (`pace`).
 While a message is whole and nothing follows it, either reader may have the next one: that is how a
 request changes hands. Where we can't be sure of that, the connection is given over.
 
@@ -105,6 +106,7 @@ class ClientConnection(asyncio.Protocol):
         self._missing_bytes = 0
         self._expected: tuple[PlainHead, Caller] | None = None
         self._share: Share | None = None
+        self._in_line: tuple[PlainHead, Caller, bytes, float] | None = None
         self._intake: Intake | None = None
         self._turn: Express | None = None
         self._early = b""
@@ -122,8 +124,12 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """Whether a turn is under way here, or its body is on its way, and not with aiohttp."""
-        return self._turn is not None or self._missing_bytes > 0
+        """Whether a turn is here, under way or waiting or as yet in part, and not with aiohttp."""
+        return self._has_turn or self._missing_bytes > 0
+
+    @property
+    def _has_turn(self) -> bool:
+        return self._turn is not None or self._in_line is not None
 
     @property
     def active_at(self) -> float:
@@ -147,6 +153,7 @@ class ClientConnection(asyncio.Protocol):
             self._idle_timer.cancel()
         if self._turn is not None and self._intake is not None:
             self._intake.record.status = CLIENT_CLOSED
+        self._in_line = None
         self._drop_turn()
         self._drop_share()
         if self._lent is not None:
@@ -166,7 +173,7 @@ class ClientConnection(asyncio.Protocol):
             self.turn_failed()
 
     def _take(self, data: bytes) -> None:
-        if self._turn is not None:
+        if self._has_turn:
             # Too early: it may be read when the reply is complete. Of a client that leaves we hear
             # only while we read, so there has to be much of it before we don't.
             self._early += data
@@ -284,17 +291,36 @@ class ClientConnection(asyncio.Protocol):
         """Take a turn that is here whole, and nothing after it."""
         if self._share is None:
             self._share = self._share_for(len(raw), len(raw))
-        share = self._share
-        body = None if share is None else self._body(head, raw)
+        pace, now = self._front.pace, self._loop.time()
+        if self._share is None:
+            self._lend(self._head + raw)  # which refuses it
+        elif pace.enter(len(raw)):
+            self._begin_turn(head, caller, raw, now)
+        else:
+            self._in_line = head, caller, raw, now
+            pace.wait_in_line(len(raw), self._begin_turn_in_line)
+
+    def _begin_turn_in_line(self) -> None:
+        """Begin the turn that has waited, unless its client has left."""
+        turn, self._in_line = self._in_line, None
+        if turn is None:
+            return
+        try:
+            self._begin_turn(*turn)
+        except Exception:  # noqa: BLE001  as in `data_received`
+            self.turn_failed()
+
+    def _begin_turn(self, head: PlainHead, caller: Caller, raw: bytes, read_at: float) -> None:
+        share, body = self._share, self._body(head, raw)
         if share is None or body is None or not _holds_decoded(share, body):
             self._drop_share()
-            self._lend(self._head + raw)
+            self._lend_turn(raw)
             return
         self._share = None  # it goes with the body
-        self._intake = self._front.take_in(caller, body, share)
+        self._intake = self._front.take_in(caller, body, share, read_at)
         turn = self._turn = self._front.express(self, self._intake)
         if turn is None:
-            self._lend(self._head + raw)
+            self._lend_turn(raw)
         elif not turn.start():
             self.hand_over(turn, ())
 
@@ -319,7 +345,11 @@ class ClientConnection(asyncio.Protocol):
         if self._intake is None:
             return
         self._intake.begun, self._intake.commands = turn, commands
-        self._lend(self._head + self._intake.body.raw)
+        self._lend_turn(self._intake.body.raw)
+
+    def _lend_turn(self, raw: bytes) -> None:
+        """Let aiohttp see to the turn that was ours, and to what came too early."""
+        self._lend(self._head + raw)
         if self._early:
             early, self._early = self._early, b""
             self._give_over(early)
@@ -438,7 +468,7 @@ class ClientConnection(asyncio.Protocol):
         self._idle_timer = None
         if self._is_given_over or self.transport.is_closing():
             return
-        rests = self._turn is None and (self._lent is None or self._lent.is_at_rest)
+        rests = not self._has_turn and (self._lent is None or self._lent.is_at_rest)
         if not rests:
             self._active_at = now
         if now >= self._active_at + timeout_s:

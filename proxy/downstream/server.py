@@ -29,6 +29,7 @@ from proxy.downstream.driver import Driver
 from proxy.downstream.express import Client, DeadlineWatch, Express
 from proxy.downstream.hosts import check_host, is_allowed_host
 from proxy.downstream.intake import Caller, Intake
+from proxy.downstream.pace import Pace
 from proxy.downstream.record import TurnRecord
 from proxy.downstream.refusals import refusal, refuse
 from proxy.errors import TurnwireError
@@ -106,6 +107,7 @@ class Front:
         timing = services.timing
         shortest_s = min(timing.first_event_timeout_s, timing.silence_timeout_s, timing.keepalive_s)
         self._deadlines = DeadlineWatch(min(1.0, shortest_s / 4))
+        self._pace = Pace()
 
     def application(self) -> web.Application:
         """Return the aiohttp application with the one route."""
@@ -136,13 +138,15 @@ class Front:
             check_host(request, settings.allowed_hosts, settings.allowed_origins)
         check_loop(request, self._services.passthrough.instance_id)
         endpoint = self._endpoints.get(request.path)
-        if hdrs.UPGRADE in request.headers and request.method == "GET":
-            if endpoint is RESPONSES:
-                return _upgrade_refused()
-            return await tunnel(request, self._services.passthrough)
+        is_upgrade = hdrs.UPGRADE in request.headers and request.method == "GET"
+        if is_upgrade and endpoint is RESPONSES:
+            return _upgrade_refused()
         # A query is not part of the endpoint as we know it, so HTTP decides about it.
         if endpoint is not None and request.method == "POST" and not request.query_string:
             return await self._turn(request, endpoint)
+        await self._pace.let_in(0)
+        if is_upgrade:
+            return await tunnel(request, self._services.passthrough)
         response = await self._services.passthrough.relay(request)
         self._metrics.passthrough(response.status)
         return response
@@ -161,10 +165,12 @@ class Front:
         share = Share(self._budget)
         try:
             body = await read_body(request, self._settings.body_limits, share)
+            read_at = self._loop.time()
+            await self._pace.let_in(len(body.decoded))
         except BaseException:
             share.close()
             raise
-        return self.take_in(caller, body, share)
+        return self.take_in(caller, body, share, read_at)
 
     def _caller(self, fields: Iterable[tuple[str, str]], endpoint: Endpoint) -> Caller:
         if self._tracing is None:
@@ -172,12 +178,15 @@ class Front:
         fields = tuple(fields)
         return Caller(self._identities.of(fields), endpoint, context_of(fields))
 
-    def take_in(self, caller: Caller, body: Body, share: Share) -> Intake:
-        """Plan the turn of a body that is here; `close` must follow, whatever becomes of it."""
+    def take_in(self, caller: Caller, body: Body, share: Share, read_at: float) -> Intake:
+        """
+        Plan the turn of a body that is here since `read_at`, a loop time.
+
+        `close` must follow, whatever becomes of it.
+        """
         principal, endpoint = caller.principal, caller.endpoint
-        now = self._loop.time()
         record = TurnRecord(
-            self._metrics, self._log, self._watch, principal, len(body.decoded), now
+            self._metrics, self._log, self._watch, principal, len(body.decoded), read_at
         )
         try:
             plan = self._plan(principal, body, endpoint)
@@ -246,6 +255,11 @@ class Front:
     def budget(self) -> BodyBudget:
         """What all bodies share."""
         return self._budget
+
+    @property
+    def pace(self) -> Pace:
+        """In whose line turns wait."""
+        return self._pace
 
     def express_caller(self, head: PlainHead) -> Caller | None:
         """
