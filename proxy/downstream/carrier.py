@@ -164,12 +164,8 @@ class Carrier:
             case t.ReleaseLease(reusable, holds_answer):
                 self._release(reusable=reusable, holds_answer=holds_answer)
 
-    def abandon(self) -> None:
-        """Let go of everything: nobody goes on with this turn."""
-        self._clean_up()
-
-    def _clean_up(self) -> None:
-        """Clean up without waiting: the client left, or something of ours failed."""
+    def clean_up(self) -> None:
+        """Let go of what is still held, without waiting: nobody goes on with this turn."""
         if self.turn.state is not State.CLOSED:
             # An answer that upstream had completed stands, whether the client waited or not: it
             # is the client's next request that tells what it has seen.

@@ -400,7 +400,7 @@ class ClientConnection(asyncio.Protocol):
             self._turn.abandon()
             self._turn = None
         elif self._intake is not None and self._intake.begun is not None:
-            self._intake.begun.abandon()
+            self._intake.begun.clean_up()
         self._close_intake()
 
     def _drop_share(self) -> None:

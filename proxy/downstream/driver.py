@@ -10,7 +10,7 @@ full. Either way a slow client slows the upstream connection down and nothing pi
 A reply's head leaves with the first events, and the last events with what ends the reply: a short
 answer, which one read brings whole, is one write.
 
-Whatever happens, a cancellation included, the lease is given back exactly once: `_clean_up` runs
+Whatever happens, a cancellation included, the lease is given back exactly once: `clean_up` runs
 the machine's own clean-up without awaiting.
 """
 
@@ -69,7 +69,7 @@ class Driver(Carrier):
                     return await self._finish()
                 commands = self.turn.handle(event)
         except BaseException:
-            self._clean_up()
+            self.clean_up()
             raise
 
     async def _carry_out(self, commands: Sequence[t.Command]) -> t.Event | None:

@@ -138,7 +138,7 @@ class Express(Carrier):
     def abandon(self) -> None:
         """Let go of everything: the client has left, or something of ours failed."""
         self._stop()
-        self._clean_up()
+        self.clean_up()
 
     def _send(self, message: bytes, lease: Lease) -> None:
         self._new_reader(lease)
@@ -272,7 +272,7 @@ class Express(Carrier):
         finally:
             for command in self.turn.handle(outcome):
                 self._settle(command)
-            self._clean_up()
+            self.clean_up()
         if self._streams and reader.terminal is Kind.ERROR:
             self._client.transport.close()  # before the last chunk: no client takes it for the end
         self._client.turn_done()
@@ -292,7 +292,7 @@ class Express(Carrier):
                 else:
                     self._settle(command)
         finally:
-            self._clean_up()
+            self.clean_up()
         self._client.turn_done()
 
     def _break(self, command: t.BreakReply) -> None:
