@@ -97,74 +97,47 @@ class TurnRecord:
 
     def close(self, now: float) -> None:
         """Tell it, at the loop time `now`."""
-        carrier = self.carrier
-        if carrier is None:
-            mode, reason, bytes_up = Mode.HTTP, self._http_reason, self._bytes_in
-            first_event_s = overhead_s = connection = None
-            resends: tuple[Reason, ...] = ()
-            response = self._response
-            if reason is Reason.TOO_LARGE:
-                self._metrics.fallback(reason)
-        else:
-            turn = carrier.turn
-            mode, reason, bytes_up = turn.mode, turn.reason, carrier.bytes_up
-            first_event_s = self._since_read(carrier.first_event_at)
-            overhead_s = self._since_read(carrier.sent_at)
-            connection, response = carrier.connection_id, carrier.response_id
-            resends = tuple(turn.resends)
-            if mode is Mode.HTTP:
-                self._metrics.fallback(reason)
-            for resend in resends:
-                self._metrics.resend(resend)
-        duration_s = now - self._read_at
-        self._metrics.turn_finished(
-            mode,
-            reason,
-            bytes_in=self._bytes_in,
-            bytes_up=bytes_up,
-            duration_s=duration_s,
-            first_event_s=first_event_s,
-            overhead_s=overhead_s,
-        )
-        log_turn(
-            self._log,
-            turn=self.turn_id,
-            principal=self.principal.label,
-            mode=mode,
-            reason=reason,
-            bytes_in=self._bytes_in,
-            bytes_up=bytes_up,
-            first_event_ms=None if first_event_s is None else first_event_s * 1000,
-            duration_ms=duration_s * 1000,
-            status=self.status,
-            model=self._model,
-            resends=len(resends),
-            connection=connection,
-        )
+        facts = self._facts(now)
+        # What was planned as plain HTTP did not fall back to it, unless it was only too large.
+        if facts.mode is Mode.HTTP and (
+            self.carrier is not None or facts.reason is Reason.TOO_LARGE
+        ):
+            self._metrics.fallback(facts.reason)
+        for resend in facts.resends:
+            self._metrics.resend(resend)
+        self._metrics.turn_finished(facts)
+        log_turn(self._log, facts)
+        self._watch(facts)
+        if self.span is not None:
+            carrier = self.carrier if self.span.wants_usage else None
+            self.span.end(facts, carrier.usage() if carrier is not None else Usage())
+
+    def _facts(self, now: float) -> TurnFacts:
+        """Gather what there is to tell: of a turn that was carried out, or of one over HTTP."""
         facts = TurnFacts(
             turn_id=self.turn_id,
             principal=self.principal.key,
             label=self.principal.label,
-            mode=mode,
-            reason=reason,
+            mode=Mode.HTTP,
+            reason=self._http_reason,
             status=self.status,
             bytes_in=self._bytes_in,
-            bytes_up=bytes_up,
+            bytes_up=self._bytes_in,
             ended_at=now,
-            duration_s=duration_s,
-            first_event_s=first_event_s,
-            overhead_s=overhead_s,
+            duration_s=now - self._read_at,
             model=self._model,
-            resends=resends,
-            connection=connection,
             previous=self._previous,
-            response=response,
+            response=self._response,
             would=self._would,
         )
-        self._watch(facts)
-        if self.span is not None:
-            wants_usage = carrier is not None and self.span.wants_usage
-            self.span.end(facts, carrier.usage() if carrier and wants_usage else Usage())
+        if (carrier := self.carrier) is not None:
+            turn = carrier.turn
+            facts.mode, facts.reason, facts.resends = turn.mode, turn.reason, tuple(turn.resends)
+            facts.bytes_up = carrier.bytes_up
+            facts.first_event_s = self._since_read(carrier.first_event_at)
+            facts.overhead_s = self._since_read(carrier.sent_at)
+            facts.connection, facts.response = carrier.connection_id, carrier.response_id
+        return facts
 
     def _since_read(self, moment: float | None) -> float | None:
         return None if moment is None else moment - self._read_at

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
     from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
+    from proxy.observe.facts import TurnFacts
+
 REDACTED: Final = "[redacted]"
 MAX_STRING_CHARS: Final = 200
 MAX_EXCEPTION_CHARS: Final = 4000
@@ -218,58 +220,48 @@ def get_logger(**bound: object) -> FilteringBoundLogger:
     return cast("FilteringBoundLogger", structlog.get_logger("turnwire").bind(**bound))
 
 
-def log_turn(
-    logger: FilteringBoundLogger,
-    *,
-    turn: str,
-    principal: str,
-    mode: str,
-    reason: str,
-    bytes_in: int,
-    bytes_up: int,
-    first_event_ms: float | None,
-    duration_ms: float,
-    status: int,
-    model: str | None = None,
-    resends: int = 0,
-    connection: int | str | None = None,
-) -> None:
+def log_turn(logger: FilteringBoundLogger, facts: TurnFacts) -> None:
     """
-    Log the one line that a turn leaves. `principal` is its 8-hex label, never a credential.
+    Log the one line that a turn leaves: what an operator needs of its facts.
 
     It is the one line on the way of every turn, and of all that is in it only `model` comes from
     outside. So where lines are JSON it is written by hand, as the processors would write it.
     """
+    first_event_ms, duration_ms = _ms(facts.first_event_s), _ms(facts.duration_s)
     write_line = getattr(logger, "write_line", None)
     if write_line is None or structlog.get_context(logger):
         logger.info(
             "turn",
-            turn=turn,
-            principal=principal,
-            mode=str(mode),
-            reason=str(reason),
-            status=status,
-            bytes_in=bytes_in,
-            bytes_up=bytes_up,
-            first_event_ms=_rounded(first_event_ms),
-            duration_ms=_rounded(duration_ms),
-            model=None if model is None else _model_name(model),
-            resends=resends,
-            connection=connection,
+            turn=facts.turn_id,
+            principal=facts.label,
+            mode=str(facts.mode),
+            reason=str(facts.reason),
+            status=facts.status,
+            bytes_in=facts.bytes_in,
+            bytes_up=facts.bytes_up,
+            first_event_ms=first_event_ms,
+            duration_ms=duration_ms,
+            model=None if facts.model is None else _model_name(facts.model),
+            resends=len(facts.resends),
+            connection=facts.connection,
         )
         return
-    first = "null" if first_event_ms is None else repr(round(first_event_ms, 1))
     write_line(
-        f'{{"turn": "{turn}", "principal": "{principal}", "mode": "{mode}", "reason": "{reason}", '
-        f'"status": {status}, "bytes_in": {bytes_in}, "bytes_up": {bytes_up}, '
-        f'"first_event_ms": {first}, "duration_ms": {round(duration_ms, 1)!r}, '
-        f'"model": {_model_text(model)}, "resends": {resends}, "connection": {_text(connection)}, '
+        f'{{"turn": "{facts.turn_id}", "principal": "{facts.label}", "mode": "{facts.mode}", '
+        f'"reason": "{facts.reason}", "status": {facts.status}, "bytes_in": {facts.bytes_in}, '
+        f'"bytes_up": {facts.bytes_up}, "first_event_ms": {_number(first_event_ms)}, '
+        f'"duration_ms": {duration_ms!r}, "model": {_model_text(facts.model)}, '
+        f'"resends": {len(facts.resends)}, "connection": {_number(facts.connection)}, '
         f'"event": "turn", "level": "info", "logger": "turnwire", "timestamp": "{_now()}"}}'
     )
 
 
-def _text(connection: int | str | None) -> str:
-    return str(connection) if type(connection) is int else json.dumps(connection)
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 1)
+
+
+def _number(number: float | None) -> str:
+    return "null" if number is None else repr(number)
 
 
 @lru_cache(maxsize=64)
@@ -290,10 +282,6 @@ def _second(second: int) -> str:
 @lru_cache(maxsize=64)
 def _model_name(model: str) -> str:
     return redact(model[:MAX_STRING_CHARS])
-
-
-def _rounded(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else round(milliseconds, 1)
 
 
 def redact(text: str) -> str:

@@ -40,6 +40,8 @@ from proxy.observe.log import lines_dropped
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from proxy.observe.facts import TurnFacts
+
 OTHER: Final = "other"
 
 CONNECT_RESULTS: Final = frozenset(
@@ -391,31 +393,19 @@ class Metrics:
         """Count a turn as begun. Exactly one `turn_finished` must follow."""
         self._counts.in_flight += 1
 
-    def turn_finished(
-        self,
-        mode: str,
-        reason: str,
-        *,
-        bytes_in: int,
-        bytes_up: int,
-        duration_s: float,
-        first_event_s: float | None,
-        overhead_s: float | None,
-    ) -> None:
+    def turn_finished(self, facts: TurnFacts) -> None:
         """Count a turn as ended; the times that never came about are None."""
-        counts = self._counts
-        if not (isinstance(mode, Mode) and isinstance(reason, Reason)):
-            mode, reason = _member(Mode, mode), _member(Reason, reason)
-        kind = (mode, reason)
+        counts, mode = self._counts, facts.mode
+        kind = (mode, facts.reason)
         counts.in_flight -= 1
         counts.turns[kind] = counts.turns.get(kind, 0) + 1
-        counts.bytes_in += max(bytes_in, 0)
-        counts.bytes_up += max(bytes_up, 0)
-        _of_mode(counts.duration, mode).observe(duration_s)
-        if first_event_s is not None:
-            _of_mode(counts.first_event, mode).observe(first_event_s)
-        if overhead_s is not None:
-            counts.overhead.observe(overhead_s)
+        counts.bytes_in += facts.bytes_in
+        counts.bytes_up += facts.bytes_up
+        _of_mode(counts.duration, mode).observe(facts.duration_s)
+        if facts.first_event_s is not None:
+            _of_mode(counts.first_event, mode).observe(facts.first_event_s)
+        if facts.overhead_s is not None:
+            counts.overhead.observe(facts.overhead_s)
 
     def summary(self) -> str:
         """Tell in one line what the turns so far saved, or in shadow mode would have saved."""

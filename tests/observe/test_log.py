@@ -15,6 +15,7 @@ from aiohttp.http_exceptions import BadStatusLine
 
 from proxy.core.reasons import Mode, Reason
 from proxy.errors import UpstreamUnreachable
+from proxy.observe.facts import TurnFacts
 from proxy.observe.log import Throttle, configure, get_logger, log_turn, redact
 
 if TYPE_CHECKING:
@@ -121,22 +122,32 @@ def test_bound_facts_are_on_every_line(lines: Lines) -> None:
     assert "timestamp" in first
 
 
+def facts(**changes: Any) -> TurnFacts:
+    """Make the facts of a turn that was a delta, but for the changes."""
+    given: dict[str, Any] = {
+        "turn_id": "t1",
+        "principal": "the key of all of somebody's chains",
+        "label": "0a1b2c3d",
+        "mode": Mode.DELTA,
+        "reason": Reason.CONTINUED,
+        "status": 200,
+        "bytes_in": 1000,
+        "bytes_up": 10,
+        "ended_at": 5.0,
+        "duration_s": 0.09999,
+        "first_event_s": 0.0123456,
+        "overhead_s": 0.0001,
+        "model": "m",
+        "connection": 4,
+        "previous": "resp_0",
+        "response": "resp_1",
+    }
+    return TurnFacts(**(given | changes))
+
+
 def test_the_line_of_a_turn(lines: Lines) -> None:
-    """A turn leaves one line with all its facts."""
-    log_turn(
-        get_logger(),
-        turn="t1",
-        principal="0a1b2c3d",
-        mode="delta",
-        reason="continued",
-        bytes_in=1000,
-        bytes_up=10,
-        first_event_ms=12.3456,
-        duration_ms=99.99,
-        status=200,
-        model="m",
-        connection=4,
-    )
+    """A turn leaves one line with what an operator needs of its facts."""
+    log_turn(get_logger(), facts())
     (line,) = lines()
     del line["timestamp"]
     assert line == {
@@ -161,26 +172,26 @@ def test_the_line_of_a_turn(lines: Lines) -> None:
 @pytest.mark.parametrize(
     "model", ["m", "", 'm\u00e9\ud83d"\n', "Bearer abcdef123456", "x" * 300, None]
 )
-@pytest.mark.parametrize("first_event_ms", [1.26, None])
+@pytest.mark.parametrize("connection", [4, None])
+@pytest.mark.parametrize("first_event_s", [0.00126, None])
 def test_the_short_way_of_a_turns_line_is_the_long_way(
-    stream: io.StringIO, model: str | None, first_event_ms: float | None
+    stream: io.StringIO, model: str | None, first_event_s: float | None, connection: int | None
 ) -> None:
     """The line written by hand is the processors' own, byte for byte but for the time."""
+    told = facts(
+        mode=Mode.FULL,
+        reason=Reason.CHAIN_BUSY,
+        status=499,
+        bytes_in=0,
+        bytes_up=10**9,
+        duration_s=1e6,
+        first_event_s=first_event_s,
+        model=model,
+        resends=(Reason.UPSTREAM_CLOSED,),
+        connection=connection,
+    )
     for logger in (get_logger(), get_logger(turn="t1")):
-        log_turn(
-            logger,
-            turn="t1",
-            principal="0a1b2c3d",
-            mode=Mode.FULL,
-            reason=Reason.CHAIN_BUSY,
-            bytes_in=0,
-            bytes_up=10**9,
-            first_event_ms=first_event_ms,
-            duration_ms=1e9,
-            status=499,
-            model=model,
-            connection="c",
-        )
+        log_turn(logger, told)
 
     short, long = (line.rpartition(', "timestamp": ')[0] for line in stream.getvalue().splitlines())
     assert short == long
@@ -192,10 +203,7 @@ def test_turns_are_not_told_above_info(stream: io.StringIO, level: str, fmt: str
     """The short way obeys the level."""
     del stream  # only there to put things back
     configure(level, fmt, shown := io.StringIO())
-    log_turn(
-        get_logger(), turn="t", principal="p", mode="full", reason="r", bytes_in=1, bytes_up=1,
-        first_event_ms=None, duration_ms=1, status=200,
-    )  # fmt: skip
+    log_turn(get_logger(), facts())
 
     assert not shown.getvalue()
 

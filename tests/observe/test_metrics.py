@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import prometheus_client
 import pytest
@@ -11,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.core.reasons import Mode, Reason
+from proxy.observe.facts import TurnFacts
 from proxy.observe.metrics import (
     DEFINITIONS,
     GAP_FIELDS,
@@ -33,16 +35,32 @@ def scrape(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], fl
     }
 
 
-def finish(metrics: Metrics, mode: str = Mode.DELTA, reason: str = Reason.CONTINUED) -> None:
+def finish(metrics: Metrics, mode: Mode = Mode.DELTA, reason: Reason = Reason.CONTINUED) -> None:
     """End a turn that had all its times."""
     metrics.turn_finished(
-        mode,
-        reason,
-        bytes_in=1000,
-        bytes_up=10,
-        duration_s=2.0,
-        first_event_s=0.5,
-        overhead_s=0.0004,
+        facts(
+            mode,
+            reason,
+            bytes_in=1000,
+            bytes_up=10,
+            duration_s=2.0,
+            first_event_s=0.5,
+            overhead_s=0.0004,
+        )
+    )
+
+
+def facts(mode: Mode, reason: Reason, **numbers: Any) -> TurnFacts:
+    """Make the facts of a turn, of which nothing but these is counted."""
+    return TurnFacts(
+        turn_id="t",
+        principal="p",
+        label="p",
+        mode=mode,
+        reason=reason,
+        status=200,
+        ended_at=0.0,
+        **numbers,
     )
 
 
@@ -138,7 +156,7 @@ def test_plain_numbers_tell_what_the_librarys_objects_would(count: int) -> None:
             "overhead_s": seconds(),
         }
         mode, reason = rng.choice([*Mode]), rng.choice([*Reason])
-        metrics.turn_finished(mode, reason, **numbers)
+        metrics.turn_finished(facts(mode, reason, **numbers))
         reference.finish(mode, reason, **numbers)
 
     told = by_family(metrics.render()[0].decode())
@@ -161,28 +179,19 @@ def test_a_scrape_changes_nothing() -> None:
 def test_times_that_never_came_are_not_observed() -> None:
     """A turn without a first event does not count as an instant one."""
     metrics = Metrics()
-    metrics.turn_finished(
-        Mode.HTTP,
-        Reason.TOO_LARGE,
-        bytes_in=1,
-        bytes_up=1,
-        duration_s=1,
-        first_event_s=None,
-        overhead_s=None,
-    )
+    metrics.turn_finished(facts(Mode.HTTP, Reason.TOO_LARGE, bytes_in=1, bytes_up=1, duration_s=1))
     samples = scrape(metrics)
     assert ("turnwire_first_event_seconds_count", (("mode", "http"),)) not in samples
     assert samples["turnwire_overhead_seconds_count", ()] == 0
 
 
 def test_labels_are_closed_sets() -> None:
-    """No value that a client could choose makes a series of its own."""
+    """No odd value makes a series of its own. (A turn's own labels are members of enums.)"""
     metrics = Metrics()
 
     def flood() -> int:
         for number in range(50):
             odd = f"x{number}"
-            finish(metrics, odd, odd)
             metrics.resend(odd)
             metrics.fallback(odd)
             metrics.connect(odd)
