@@ -81,7 +81,7 @@ async def soak(seconds: float, conversations: int = CONVERSATIONS) -> dict[str, 
             group.create_task(_watch(s, samples, deadline))
         metrics = await _scrape(s)
         s.ledger.inspect(s.sim.journal)
-        after = await _settled(s)
+        after = await _settled(s, before)
         await s.leave_clean(before)
         rotations = s.proxy.events["connection_closed"]
     warm_up_s = seconds / 4
@@ -149,11 +149,16 @@ async def _scrape(s: Stage) -> dict[str, int]:
     return found
 
 
-async def _settled(s: Stage) -> dict[str, Any]:
-    """Wait until rotation has ended the last connection; return what the proxy holds then."""
+async def _settled(s: Stage, before: dict[str, Any]) -> dict[str, Any]:
+    """
+    Wait until rotation has ended the last connection; return what the proxy holds then.
+
+    It gets some seconds more for tasks that are just ending: each is one only until it has ended.
+    """
     deadline = time.monotonic() + ROTATION_S + 15
     while True:
-        holdings = await s.proxy.holdings()
-        if not any(holdings["connections"].values()) or time.monotonic() > deadline:
-            return await s.proxy.holdings(collect=True)
+        holdings = await s.proxy.holdings(collect=True)
+        is_empty = not any(holdings["connections"].values())
+        if (is_empty and holdings["tasks"] <= before["tasks"]) or time.monotonic() > deadline:
+            return holdings
         await asyncio.sleep(1)
