@@ -43,7 +43,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import CLIENT, OPEN
@@ -58,6 +58,7 @@ from proxy.errors import (
     UpstreamError,
     UpstreamUnreachable,
 )
+from proxy.upstream.dial import Connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -607,14 +608,6 @@ def _is_utf8(message: bytes) -> bool:
     return True
 
 
-class _Connect(connect):
-    """The library's `connect`, except that it goes where it was told to, or nowhere."""
-
-    def process_redirect(self, exc: Exception) -> Exception | str:
-        """Follow no redirect: the handshake carries credentials."""
-        return exc
-
-
 async def open_connection(
     url: str,
     headers: Iterable[tuple[str, str]],
@@ -635,11 +628,10 @@ async def open_connection(
         UpgradeRefused: upstream answered the handshake with an HTTP status, redirects included.
         UpstreamUnreachable: no answer, or none that makes sense.
     """
-    # No Happy Eyeballs: uvloop has none, and asyncio's loses a socket when it is cancelled.
     options: dict[str, Any] = {} if ssl_context is None else {"ssl": ssl_context}
     factory = functools.partial(UpstreamConnection, settings=settings, clock=clock)
     try:
-        connection = await _Connect(
+        connection = await Connect(
             url,
             additional_headers=[(name, _as_latin1(value)) for name, value in headers],
             user_agent_header=settings.user_agent,

@@ -17,6 +17,7 @@ FAULTS = "tests/test_faults.py"
 LIFE = "tests/test_lifecycle.py"
 FRONT = "tests/test_front.py"
 ENDURANCE = "tests/test_endurance.py"
+DIAL = "tests/upstream/test_dial.py"
 SAFETY = "tests/test_history_safety.py"
 ORACLE = "tests/test_oracle.py"
 STREAM = "tests/downstream/test_stream.py"
@@ -163,11 +164,11 @@ ROWS: tuple[Row, ...] = (
     ),
     _row(
         "F11",
-        "names that do not resolve",
+        "names that do not resolve, or whose first address is a black hole",
         f"{CONNECTION}::test_an_unknown_name_is_unreachable",
         f"{CONNECTION}::test_a_handshake_has_a_deadline",
-        why="no Happy Eyeballs on WebSockets (uvloop has none): a black hole behind the first "
-        "address costs one connect timeout, then HTTP, which has them, until the cool-down ends",
+        f"{DIAL}::test_a_black_hole_before_the_right_address_is_passed_by",
+        f"{DIAL}::test_black_holes_alone_meet_the_deadline_and_leave_nothing_open",
     ),
     _row(
         "F12",

@@ -164,7 +164,7 @@ async def test_what_we_lack_ourselves_is_told_apart(
     async def no_more(*_: object, **__: object) -> None:
         raise OSError(number, "no more")
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", no_more)
+    monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", no_more)
 
     with pytest.raises(OutOfResources, match=errno.errorcode[number]):
         await open_connection("ws://127.0.0.1:9/", [], SETTINGS)
