@@ -16,7 +16,7 @@ import functools
 import json
 import os
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -33,13 +33,13 @@ from test_oracle import (
     Line,
     Plan,
     is_delta,
+    planted,
     run_all,
 )
 
 from proxy.simulator import AnswerOptions, SimulatorOptions
 from proxy.simulator.agent import Streaming
 from proxy.simulator.chat import context_of
-from proxy.simulator.faults import RefuseUpgrade
 from proxy.simulator.journal import principal_of
 from proxy.simulator.validate import Transport
 
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from harness import Stack
     from test_oracle import Turn
 
-    from proxy.simulator.faults import Fault
     from proxy.simulator.wire import Item
 
 CONVERSATIONS = int(os.environ.get("ORACLE_CHAT_CONVERSATIONS", "30"))
@@ -164,12 +163,7 @@ async def test_no_trouble_of_any_kind_changes_an_answer(express: bool):
     """With faults in every fifth turn and clients that leave and retry, all answers are right."""
     plans = [ChatPlan(number) for number in range(2 * len(ChatStyle))]
     rng = random.Random("chat trouble")
-
-    def planted(fault: Fault) -> Fault:
-        chance = 0.2 if isinstance(fault, RefuseUpgrade) else 0.2 / len(TROUBLE)
-        when = lambda _: rng.random() < chance  # noqa: E731  a name would say no more
-        return replace(fault, times=1_000_000, transport=Transport.WS, when=when)
-
+    faults = [planted(fault, rng, Transport.WS) for fault in TROUBLE]
     async with stack(
         tolerates=["Cannot write to closing transport"],  # the simulator, when we leave
         connections=ROOMY,
@@ -180,10 +174,11 @@ async def test_no_trouble_of_any_kind_changes_an_answer(express: bool):
         chat={"retry_refused_s": 0},
     ) as s:
         straight = await run_all(plans, functools.partial(ChatAgent, s.straight_url))
-        s.sim.faults.arm(*map(planted, TROUBLE))
+        s.sim.faults.arm(*faults)
         proxied = await run_all(plans, functools.partial(PatientAgent, s.base_url, rng=rng))
         s.sim.faults.clear()
 
+        assert {type(fault) for fault in s.sim.faults.fired} == {type(fault) for fault in TROUBLE}
         for one, other in zip(straight, proxied, strict=True):
             assert [turn.reply.answer for turn in one] == [turn.reply.answer for turn in other]
         s.check_isolation()

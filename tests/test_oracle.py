@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import os
 import random
 from dataclasses import dataclass, field, replace
@@ -49,7 +50,7 @@ from proxy.simulator.faults import (
 from proxy.simulator.validate import Transport
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from proxy.simulator.agent import Reply
     from proxy.simulator.wire import Item
@@ -263,15 +264,7 @@ async def test_no_trouble_of_any_kind_changes_an_answer(express: bool, rounds: i
     """With faults in every fifth turn and clients that leave and retry, all answers are right."""
     plans = [Plan(number) for number in range(rounds * len(EchoStyle))]
     rng = random.Random("trouble")
-
-    def planted(fault: Fault) -> Fault:
-        # Upgrades are few beside turns, so that more of them must be refused to have any.
-        chance = 0.2 if isinstance(fault, RefuseUpgrade) else 0.2 / len(TROUBLE)
-        transport = transport_of(fault)
-        when = lambda _: rng.random() < chance  # noqa: E731  a name would say no more
-        return replace(fault, times=1_000_000, transport=transport, when=when)
-
-    faults = [planted(fault) for fault in TROUBLE]
+    faults = [planted(fault, rng, transport_of(fault)) for fault in TROUBLE]
     async with stack(
         tolerates=["Cannot write to closing transport"],  # the simulator, when we leave
         connections=ROOMY,
@@ -322,6 +315,25 @@ TROUBLE: tuple[Fault, ...] = (
     RefuseUpgrade(status=503),
     RefuseUpgrade(status=429),
 )
+
+
+def planted(fault: Fault, rng: random.Random, transport: Transport | None) -> Fault:
+    """
+    Let a fault happen to some turns, so that one in five has one of `TROUBLE`.
+
+    Which turns those are is drawn, but not whether there is one: it comes in the first ninety, and
+    then once more in as many, on average. Upgrades are few, and one in five has each of its faults.
+    """
+    every = 5 if isinstance(fault, RefuseUpgrade) else 5 * len(TROUBLE)
+
+    def draws() -> Iterator[bool]:
+        yield from itertools.repeat(False, rng.randrange(every))
+        while True:
+            yield True
+            yield from itertools.repeat(False, rng.randrange(2 * every - 1))
+
+    drawn = draws()
+    return replace(fault, times=1_000_000, transport=transport, when=lambda _: next(drawn))
 
 
 def transport_of(fault: Fault) -> Transport | None:
