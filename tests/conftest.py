@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import structlog
@@ -19,6 +19,22 @@ if TYPE_CHECKING:
 # there ignores it as well; the tests of Ctrl-C need programs that do not.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """
+    Give each worker of `-n` whole files, in the usual order.
+
+    Some files share a proxy among their tests, and look at the end whether it is well after all
+    that; and the files at the end of the order are short ones, so that no worker waits for long.
+    """
+    if config.option.dist != "load":  # somebody wants it otherwise
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    config.option.loadscopereorder = False
+    return LoadFileScheduling(config, log)
 
 
 @pytest.fixture

@@ -151,10 +151,10 @@ async def test_a_bomb_is_refused_before_it_is_large():
     ("encoding", "body", "status", "code"),
     [
         ("gzip", b"not gzip", 400, "corrupt_body"),
-        ("gzip", gzip.compress(b"{}")[:-4], 400, "corrupt_body"),
+        ("gzip", gzip.compress(b"{}", mtime=0)[:-4], 400, "corrupt_body"),
         ("br", b"\xff\xff\xff", 400, "corrupt_body"),
         ("zstd", b"not zstd", 400, "corrupt_body"),
-        ("gzip, br", gzip.compress(b"{}"), 400, "corrupt_body"),
+        ("gzip, br", gzip.compress(b"{}", mtime=0), 400, "corrupt_body"),
         ("compress", b"{}", 415, "unsupported_encoding"),
         ("gzip, rot13", b"{}", 415, "unsupported_encoding"),
     ],

@@ -9,6 +9,7 @@ pins, another install.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -69,15 +70,23 @@ def needed(clients: Iterable[Client]) -> list[Client]:
 
 
 def install(client: Client) -> None:
-    """Install a client, in place of what is there. Raises InstallFailed."""
+    """
+    Install a client, in place of what is there. Raises InstallFailed.
+
+    One at a time, whoever installs: two who miss the same client get it once.
+    """
     target = directory(client)
-    (target / _DONE).unlink(missing_ok=True)
     target.mkdir(parents=True, exist_ok=True)
-    if client.ecosystem is Ecosystem.NPM:
-        _install_npm(client, target)
-    else:
-        _install_pip(client, target)
-    (target / _DONE).write_text(_pins(client), encoding="utf-8")
+    with (cache_dir() / "lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if is_installed(client):
+            return
+        (target / _DONE).unlink(missing_ok=True)
+        if client.ecosystem is Ecosystem.NPM:
+            _install_npm(client, target)
+        else:
+            _install_pip(client, target)
+        (target / _DONE).write_text(_pins(client), encoding="utf-8")
 
 
 def _pins(client: Client) -> str:

@@ -1,6 +1,9 @@
 """The catalogue, its drivers and its tables."""
 
+import contextlib
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -48,6 +51,24 @@ def test_an_install_counts_for_its_pins_only(tmp_path, monkeypatch):
     assert install.needed([client, client]) == [install.NODE, client]
     (place / "installed.txt").write_text("openai@7.59.0\n")
     assert install.needed([client]) == [install.NODE]
+
+
+def test_who_misses_what_another_installs_waits_for_it(tmp_path, monkeypatch):
+    """Two test runs, or two of its workers, get a client once."""
+    monkeypatch.setenv("CLIENTS_CACHE_DIR", str(tmp_path))
+    both, installed = threading.Barrier(2), []
+
+    def npm(client, target):
+        installed.append(client)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.3)  # the other one would come by now
+
+    monkeypatch.setattr(install, "_install_npm", npm)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(install.install, [install.NODE] * 2))
+
+    assert installed == [install.NODE]
+    assert install.is_installed(install.NODE)
 
 
 def result(**changes):

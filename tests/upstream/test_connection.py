@@ -448,7 +448,7 @@ async def test_a_peer_that_does_not_hang_up_after_its_close_is_dropped() -> None
 FAULTS = [
     (Frame(Opcode.BINARY, b"x").serialize(mask=False), 1003),
     (Frame(Opcode.TEXT, b"\xff\xfe").serialize(mask=False), 1007),
-    (Frame(Opcode.TEXT, b"masked").serialize(mask=True), 1002),
+    (b"\x81\x86\0\0\0\0masked", 1002),
     (Frame(Opcode.CONT, b"of what?").serialize(mask=False), 1002),
     (b"\x09\x00", 1002),
     (b"\x83\x00", 1002),
