@@ -208,59 +208,18 @@ class Turnwire:
         return f"http://{name}:{address[1]}"
 
     async def _build_front(self) -> Front:
-        config = self.config
-        loop = asyncio.get_running_loop()
-        tls = ssl.create_default_context()  # costs 17 ms: one for both ways upstream
-        secret = secrets.token_bytes(32)
-        pool = Pool(
-            pool_settings(config),
-            ssl_context=tls if config.websocket_url.startswith("wss:") else None,
-            on_connect=self._connected,
-            log=self.log,
-        )
-        self._stack.push_async_callback(pool.close, 1.0)
-        passthrough = await self._stack.enter_async_context(
-            Passthrough(
-                config.upstream,
-                instance_id=secrets.token_hex(8),
-                connect_timeout_s=config.limits.http_connect_timeout_s,
-                body_timeout_s=config.limits.body_timeout_s,
-                ssl_context=tls,
-            )
-        )
-        store = ChainStore(
-            seed=secrets.randbits(64),
-            max_bytes=config.chains.max_bytes,
-            ttl_s=config.chains.ttl_s,
-            timer=loop.time,
-        )
-        self.metrics.bind_gauges(pool.counts, lambda: (len(store), store.size_bytes))
-        services = Services(
-            pool=pool,
-            store=store,
-            fingerprints=Fingerprinter(secret),
-            passthrough=passthrough,
-            timing=Timing(
-                first_event_timeout_s=config.websocket.first_event_timeout_s,
-                silence_timeout_s=config.websocket.silence_timeout_s,
-                keepalive_s=config.reply.keepalive_s,
-            ),
-            max_message_bytes=config.websocket.max_send_bytes,
-            resend_budget=RetryBudget(config.resends.budget_ratio, config.resends.budget_per_s),
-            models=TranslatedModels(
-                config.chat.models, retry_after_s=config.chat.retry_refused_s, timer=loop.time
-            ),
-            tells_lost_upstream=config.reply.lost_upstream == "error",
-        )
+        """Make what serves the data listener, and all that turns need."""
+        config, secret = self.config, secrets.token_bytes(32)
+        services = await self._build_services(secret)
         shadow = self._shadow(services)
+        status = services.pool.status if shadow is None else shadow.status
         planner = Planner(
-            store=store,
+            store=services.store,
             fingerprints=services.fingerprints,
             policy=matching_policy(config),
-            held=_held_by(pool.status) if shadow is None else _held_by(shadow.status),
-            max_message_bytes=config.websocket.max_send_bytes,
+            held=_held_by(status),
+            max_message_bytes=services.max_message_bytes,
         )
-        self.live.connections = pool.describe
         return Front(
             front_settings(config, secret),
             services,
@@ -270,6 +229,57 @@ class Turnwire:
             self.live.turn_finished,
             shadow,
             self._open_tracing(),
+        )
+
+    async def _build_services(self, secret: bytes) -> Services:
+        """Make what all turns share, and let those who watch look into it."""
+        config, timer = self.config, asyncio.get_running_loop().time
+        tls = ssl.create_default_context()  # costs 17 ms: one for both ways upstream
+        pool = self._open_pool(tls)
+        store = ChainStore(
+            seed=secrets.randbits(64),
+            max_bytes=config.chains.max_bytes,
+            ttl_s=config.chains.ttl_s,
+            timer=timer,
+        )
+        self.metrics.bind_gauges(pool.counts, lambda: (len(store), store.size_bytes))
+        self.live.connections = pool.describe
+        return Services(
+            pool=pool,
+            store=store,
+            fingerprints=Fingerprinter(secret),
+            passthrough=await self._open_passthrough(tls),
+            timing=turn_timing(config),
+            max_message_bytes=config.websocket.max_send_bytes,
+            resend_budget=RetryBudget(config.resends.budget_ratio, config.resends.budget_per_s),
+            models=TranslatedModels(
+                config.chat.models, retry_after_s=config.chat.retry_refused_s, timer=timer
+            ),
+            tells_lost_upstream=config.reply.lost_upstream == "error",
+        )
+
+    def _open_pool(self, tls: ssl.SSLContext) -> Pool:
+        """Make the way upstream by WebSocket; it closes with us."""
+        pool = Pool(
+            pool_settings(self.config),
+            ssl_context=tls if self.config.websocket_url.startswith("wss:") else None,
+            on_connect=self._connected,
+            log=self.log,
+        )
+        self._stack.push_async_callback(pool.close, 1.0)
+        return pool
+
+    async def _open_passthrough(self, tls: ssl.SSLContext) -> Passthrough:
+        """Make the way upstream by plain HTTP; it closes with us."""
+        limits = self.config.limits
+        return await self._stack.enter_async_context(
+            Passthrough(
+                self.config.upstream,
+                instance_id=secrets.token_hex(8),
+                connect_timeout_s=limits.http_connect_timeout_s,
+                body_timeout_s=limits.body_timeout_s,
+                ssl_context=tls,
+            )
         )
 
     def _open_tracing(self) -> Tracing | None:
@@ -367,6 +377,15 @@ def pool_settings(config: Config) -> PoolSettings:
         probe_timeout_s=websocket.probe_timeout_s,
         cooldown_first_s=config.cooldown.first_s,
         cooldown_max_s=config.cooldown.max_s,
+    )
+
+
+def turn_timing(config: Config) -> Timing:
+    """Return the deadlines of turns that a configuration sets."""
+    return Timing(
+        first_event_timeout_s=config.websocket.first_event_timeout_s,
+        silence_timeout_s=config.websocket.silence_timeout_s,
+        keepalive_s=config.reply.keepalive_s,
     )
 
 
