@@ -10,35 +10,30 @@ prove that nothing was lost in translation, and its own digest of each context s
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import functools
 import json
 import os
 import random
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
-import aiohttp
 import pytest
 from chat_agent import ChatAgent, ChatStyle
 from harness import stack
-from test_oracle import (
-    DEVIATIONS,
+from oracle import (
     KEYS,
-    OPENINGS,
-    PICTURE,
     ROOMY,
     TROUBLE,
-    Line,
+    TROUBLED,
+    Patience,
     Plan,
-    is_delta,
+    check_deltas,
+    check_most_are_deltas,
+    hold_both_ways,
     planted,
-    run_all,
 )
 
 from proxy.simulator import AnswerOptions, SimulatorOptions
-from proxy.simulator.agent import Streaming
 from proxy.simulator.chat import context_of
 from proxy.simulator.journal import principal_of
 from proxy.simulator.validate import Transport
@@ -46,9 +41,8 @@ from proxy.simulator.validate import Transport
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from chat_agent import ChatReply
     from harness import Stack
-    from test_oracle import Turn
+    from oracle import Line, Turn
 
     from proxy.simulator.wire import Item
 
@@ -69,34 +63,17 @@ SETTINGS: tuple[dict[str, object], ...] = (
 class ChatPlan(Plan):
     """How one conversation goes: as those of the other oracle, with messages of the system."""
 
-    def options(self) -> dict[str, object]:
-        """What the agent of this conversation is like."""
-        rng = random.Random(f"chat agent {self.number}")
-        return {
-            "api_key": self.key,
-            "style": list(ChatStyle)[self.number % len(ChatStyle)],
-            "streaming": list(Streaming)[self.number % len(Streaming)],
-            "settings": rng.choice(SETTINGS),
-            "instructions": rng.choice(["You are careful.", "You are quick.", None]),
-        }
+    name: ClassVar[str] = "chat"
+    agents: ClassVar[str] = "chat agent"
+    styles: ClassVar[Sequence[ChatStyle]] = tuple(ChatStyle)
+    settings: ClassVar[Sequence[dict[str, object]]] = SETTINGS
 
-    async def run(self, agent: ChatAgent) -> list[Turn]:
-        """Hold the conversation; return its turns in the order of sending."""
-        rng = random.Random(f"chat {self.number}")
-        turns: list[Turn] = []
-        line = Line(agent, turns)
-        await line.ask(f"[calls={self.number % 4}] {OPENINGS[self.number % len(OPENINGS)]}")
-        for _ in range(3):
-            line = await rng.choice(DEVIATIONS)(line, rng)
-            picture = {"type": "input_image", "image_url": PICTURE, "detail": "low"}
-            parts = [picture] if rng.random() < 0.2 else []
-            line.history.extend(interjection(rng))
-            await line.ask(f"[calls={rng.randrange(5)}] And {rng.random()}? \u2603", *parts)
-            if rng.random() < 0.3:
-                await line.send(
-                    {"role": "user", "content": "[calls=0] Sum up."}, *interjection(rng)
-                )
-        return turns
+    async def go_on(self, line: Line, rng: random.Random, pictures: list[Item]) -> None:
+        """Ask the next question, and sometimes for a summary."""
+        line.history.extend(interjection(rng))
+        await line.ask(f"[calls={rng.randrange(5)}] And {rng.random()}? \u2603", *pictures)
+        if rng.random() < 0.3:
+            await line.send({"role": "user", "content": "[calls=0] Sum up."}, *interjection(rng))
 
 
 def interjection(rng: random.Random) -> list[Item]:
@@ -126,22 +103,11 @@ async def test_no_answer_differs_and_every_turn_that_can_be_is_a_delta(express: 
     plans = [ChatPlan(number) for number in range(0, CONVERSATIONS, step)]
     tuning = {"express": express}
     async with stack(connections=ROOMY, tuning=tuning, chat_completions="translate") as s:
-        straight = await run_all(plans, functools.partial(ChatAgent, s.straight_url))
-        s.sim.journal.clear()
-        proxied = await run_all(plans, functools.partial(ChatAgent, s.base_url))
+        straight, through = (functools.partial(ChatAgent, u) for u in (s.straight_url, s.base_url))
+        proxied = await hold_both_ways(s, plans, straight, through)
 
-        differing = [
-            plan.number
-            for plan, one, other in zip(plans, straight, proxied, strict=True)
-            if [turn.reply.answer for turn in one] != [turn.reply.answer for turn in other]
-        ]
-        assert differing == []
-        turns = [turn for own in proxied for turn in own]
-        assert {turn.reply.mode for turn in turns} <= {"delta", "full"}
-        missed = [turn.reply.reason for turn in turns if turn.follows and not is_delta(turn)]
-        assert missed == []
+        check_deltas(s, proxied)
         check_contexts(s, plans, proxied)
-        assert {seen.transport for seen in s.sim.journal} == {Transport.WS}
 
 
 async def test_arguments_that_a_client_changes_cost_deltas_but_never_an_answer():
@@ -149,12 +115,9 @@ async def test_arguments_that_a_client_changes_cost_deltas_but_never_an_answer()
     plans = [ChatPlan(number) for number in range(len(ChatStyle))]
     options = SimulatorOptions(answers=AnswerOptions(odd_arguments=True))
     async with stack(sim=options, connections=ROOMY, chat_completions="translate") as s:
-        straight = await run_all(plans, functools.partial(ChatAgent, s.straight_url))
-        s.sim.journal.clear()
-        proxied = await run_all(plans, functools.partial(ChatAgent, s.base_url))
+        straight, through = (functools.partial(ChatAgent, u) for u in (s.straight_url, s.base_url))
+        proxied = await hold_both_ways(s, plans, straight, through)
 
-        for one, other in zip(straight, proxied, strict=True):
-            assert [turn.reply.answer for turn in one] == [turn.reply.answer for turn in other]
         check_contexts(s, plans, proxied)
 
 
@@ -164,48 +127,19 @@ async def test_no_trouble_of_any_kind_changes_an_answer(express: bool):
     plans = [ChatPlan(number) for number in range(2 * len(ChatStyle))]
     rng = random.Random("chat trouble")
     faults = [planted(fault, rng, Transport.WS) for fault in TROUBLE]
-    async with stack(
-        tolerates=["Cannot write to closing transport"],  # the simulator, when we leave
-        connections=ROOMY,
-        tuning={"express": express},
-        cooldown={"first_s": 0.01, "max_s": 0.05},
-        resends={"budget_ratio": 1},
-        websocket={"first_event_timeout_s": 1, "silence_timeout_s": 1},
-        chat={"retry_refused_s": 0},
-    ) as s:
-        straight = await run_all(plans, functools.partial(ChatAgent, s.straight_url))
-        s.sim.faults.arm(*faults)
-        proxied = await run_all(plans, functools.partial(PatientAgent, s.base_url, rng=rng))
-        s.sim.faults.clear()
+    async with stack(tuning={"express": express}, chat={"retry_refused_s": 0}, **TROUBLED) as s:
+        straight = functools.partial(ChatAgent, s.straight_url)
+        patient = functools.partial(PatientAgent, s.base_url, rng=rng)
+        proxied = await hold_both_ways(s, plans, straight, patient, faults)
 
-        assert {type(fault) for fault in s.sim.faults.fired} == {type(fault) for fault in TROUBLE}
-        for one, other in zip(straight, proxied, strict=True):
-            assert [turn.reply.answer for turn in one] == [turn.reply.answer for turn in other]
         s.check_isolation()
-        turns = [turn for own in proxied for turn in own]
-        assert sum(map(is_delta, turns)) > len(turns) / 2
+        check_most_are_deltas(proxied)
         await s.idle()
 
 
 @dataclass
-class PatientAgent(ChatAgent):
-    """An agent that tries each request until it is answered, and sometimes leaves in between."""
-
-    rng: random.Random = field(default_factory=random.Random)
-
-    async def post(self, body: bytes, path: str = "/chat/completions") -> ChatReply:
-        """Send a body again and again; one time in ten, give up at a random moment first."""
-        for _ in range(100):
-            attempt = asyncio.get_running_loop().create_task(ChatAgent.post(self, body, path))
-            if self.rng.random() < 0.1:
-                for _ in range(self.rng.randrange(200)):
-                    await asyncio.sleep(0)
-                attempt.cancel()
-            with contextlib.suppress(aiohttp.ClientError, asyncio.CancelledError):
-                reply = await attempt
-                if reply.response is not None:
-                    return reply
-        raise AssertionError("a hundred attempts failed")
+class PatientAgent(Patience, ChatAgent):
+    """An agent that tries each request until it is answered."""
 
 
 def test_the_keys_are_those_of_several_people():

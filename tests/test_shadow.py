@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import brotli
 import pytest
 from harness import play, serving, stack
+from oracle import ROOMY, Plan
 from structlog.testing import CapturingLogger
-from test_oracle import ROOMY, Plan
 from wire import Peer, Request, read_head, read_message, reply
 
 from proxy.app import Turnwire
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from harness import Stack
-    from test_oracle import Turn
+    from oracle import Turn
 
     from proxy.simulator.agent import Reply
 
