@@ -54,7 +54,8 @@ class LineWriter:
         self._encoding = getattr(stream, "encoding", None) or "utf-8"
         self._file = _file_of(stream)
         self._never_waits = self._file is not None and stat.S_ISREG(os.fstat(self._file).st_mode)
-        self._lock = threading.Lock()
+        # Reentrant: a collection in the middle of a write may run a finalizer that logs.
+        self._lock = threading.RLock()
         self._aside: deque[bytes] = deque()
         self._aside_bytes = 0
         self._untold = 0
@@ -103,11 +104,13 @@ class LineWriter:
         self._aside_bytes += len(data)
         if self._thread is None:
             # A daemon, so that a reader who never comes does not keep the process from its end.
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=self._write_aside, args=(file,), name="turnwire-log", daemon=True
             )
-            self._thread.start()
-            atexit.register(self.drain, LAST_WORDS_S)
+            if self._thread is None:  # still: making one may have been where somebody logged
+                self._thread = thread
+                atexit.register(self.drain, LAST_WORDS_S)
+                thread.start()
 
     def _write_aside(self, file: int) -> None:
         """Write what was put aside, until there is no more: what the thread does."""

@@ -7,10 +7,11 @@ import os
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import pytest
 
+from proxy.observe import lines
 from proxy.observe.lines import LineWriter
 
 if TYPE_CHECKING:
@@ -162,6 +163,32 @@ def test_a_reader_that_is_gone_is_nobodys_business(pipe: Pipe) -> None:
     pipe.reads_from = os.open(os.devnull, os.O_RDONLY)
     pipe.writer.drain(30)
     pipe.writer.write("gone\n")
+
+
+@posix
+@pytest.mark.timeout(20)
+def test_a_line_may_be_logged_within_another(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collection may run a finalizer that logs at any place, also within a write."""
+    takes = lines._takes
+
+    def takes_after_a_collection(file: int, timeout_s: float | None) -> bool:
+        monkeypatch.setattr(lines, "_takes", takes)
+        pipe.writer.write("inner\n")
+        return takes(file, timeout_s)
+
+    monkeypatch.setattr(lines, "_takes", takes_after_a_collection)
+    pipe.writer.write("outer\n")
+    filling = pipe.fill()
+    thread = threading.Thread
+
+    def made_after_a_collection(**wanted: Any) -> threading.Thread:
+        monkeypatch.setattr(threading, "Thread", thread)
+        pipe.writer.write("second inner\n")
+        return thread(**wanted)
+
+    monkeypatch.setattr(threading, "Thread", made_after_a_collection)
+    pipe.writer.write("second outer\n")
+    assert pipe.read_all() == b"inner\nouter\n" + filling + b"second outer\nsecond inner\n"
 
 
 def test_a_regular_file_never_waits(tmp_path: Path) -> None:
