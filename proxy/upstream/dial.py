@@ -11,6 +11,7 @@ joins in after 250 ms, or at once if the one before it fails.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from typing import TYPE_CHECKING, Final
 
@@ -40,7 +41,8 @@ class Connect(connect):
         try:
             return await super().open_tcp_connection()
         except BaseException:
-            sock.close()
+            with contextlib.suppress(OSError):
+                sock.close()
             raise
 
 

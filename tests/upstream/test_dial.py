@@ -198,3 +198,29 @@ async def test_websockets_asks_us_for_its_socket(monkeypatch: pytest.MonkeyPatch
     async with upstream() as server:
         await (await open_connection(server.url, [], ConnectionSettings())).close()
     assert asked == ["127.0.0.1"]
+
+
+@pytest.mark.parametrize("rounds", range(3))
+async def test_a_cancelled_handshake_closes_its_descriptor_once(rounds: int) -> None:
+    """
+    The event loop and the socket must not both believe to own it.
+
+    The second to close it would close whatever has the number by then: another's connection. uvloop
+    before 0.23 did that, which is why it is not allowed.
+    """
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sock = await dial(*listener.getsockname())
+        opening = loop.create_task(loop.create_connection(asyncio.Protocol, sock=sock))
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        opening.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            (await opening)[0].close()
+        for _ in range(4):
+            await asyncio.sleep(0)
+        others = os.pipe()  # which take the lowest numbers that are free
+        sock.close()
+        assert [os.write(others[1], b"x"), os.read(others[0], 1)] == [1, b"x"]
+        for descriptor in others:
+            os.close(descriptor)
