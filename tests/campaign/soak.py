@@ -4,8 +4,9 @@ An hour of ordinary traffic with a little of everything: does anything grow?
 Two hundred conversations think, ask, end and are replaced; upstream ends every connection after 20
 seconds as it does after an hour; one request in a hundred meets a fault; one client in ten walks
 away. After a warm-up memory must stay where it is. So whatever fills up must be full by then: what
-is remembered of conversations is limited to two minutes here, and traffic is four times as fast at
-first, for the fingerprints of 65,536 items that are kept whatever becomes of their conversations.
+is remembered of conversations is limited to two minutes here, and traffic is eight times as fast at
+first: until the fingerprints of 65,536 items, which are kept whatever becomes of their
+conversations, have been replaced several times, and the allocator has its arenas for all of that.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 CONVERSATIONS = 200
 THINKS_S = 23.0
-THINKS_AT_FIRST_S = 5.0
+THINKS_AT_FIRST_S = 2.5
 LIVES_S = 20 * 60.0  # a churn of 5 % a minute, and more by the next
 PROMPTS_MAX = 15  # so that histories are as long as they get before the warm-up ends
 SAMPLE_EVERY_S = 10.0
@@ -74,7 +75,7 @@ async def soak(seconds: float, conversations: int = CONVERSATIONS) -> dict[str, 
     async with stage(f"soak {seconds}", SETTINGS, max_age_s=ROTATION_S) as s:
         before = await s.warm_up() | {"objects": (await s.proxy.holdings(collect=True))["objects"]}
         began = time.monotonic()
-        deadline, hurries_until = began + seconds, began + seconds / 6
+        deadline, hurries_until = began + seconds, began + seconds / 5
         async with s.trouble(SHARES), asyncio.TaskGroup() as group:
             for number in range(conversations):
                 group.create_task(_converse(s, number, hurries_until, deadline))
