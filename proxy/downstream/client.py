@@ -151,15 +151,19 @@ class ClientConnection(asyncio.Protocol):
         self._stop_deadline()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
+        self._let_go()
+        if self._lent is not None:
+            self._lent.connection_lost(exc)
+        self._note_end()
+        self._on_end(self)
+
+    def _let_go(self) -> None:
+        """Let go of a turn, or a part of one: the client does not want it any more."""
         if self._turn is not None and self._intake is not None:
             self._intake.record.status = CLIENT_CLOSED
         self._in_line = None
         self._drop_turn()
         self._drop_share()
-        if self._lent is not None:
-            self._lent.connection_lost(exc)
-        self._note_end()
-        self._on_end(self)
 
     def data_received(self, data: bytes) -> None:
         """Take what the socket has read."""
@@ -185,7 +189,13 @@ class ClientConnection(asyncio.Protocol):
             self._take_message(self._begun + data if self._begun else data)
 
     def eof_received(self) -> bool | None:
-        """Take the end of what the client sends: the connection ends with it."""
+        """
+        Take the end of what the client sends: the connection ends with it.
+
+        That is when what was written has been taken, which may be never: nothing is held till then.
+        """
+        if self.is_busy:
+            self._let_go()
         if self._lent is not None:
             self._lent.eof_received()
         return None

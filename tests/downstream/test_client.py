@@ -472,6 +472,16 @@ async def test_nothing_is_left_of_a_client_that_leaves(
         assert (await again.reply()).status == 200
 
 
+async def test_a_client_that_closes_and_reads_nothing_holds_nothing() -> None:
+    """What it was sent may never be taken; the turn ends when the client does."""
+    async with front() as f:
+        line = await full(f)
+        line.writer.write_eof()
+        await f.settled()
+        assert f.statuses == [499]
+        assert not f.front._deadlines._turns
+
+
 # --- Turns that have to wait after all ------------------------------------------------------------
 
 
