@@ -177,9 +177,9 @@ class ClientConnection(asyncio.Protocol):
             self.turn_failed()
 
     def _take(self, data: bytes) -> None:
-        if self._has_turn:
-            # Too early: it may be read when the reply is complete. Of a client that leaves we hear
-            # only while we read, so there has to be much of it before we don't.
+        if self._has_turn or self.is_writing_paused:
+            # Too early: it may be read when the reply is complete and has been taken. Of a client
+            # that leaves we hear only while we read, so there has to be much before we don't.
             self._early += data
             if len(self._early) >= MAX_HEAD_BYTES:
                 self.transport.pause_reading()
@@ -213,6 +213,8 @@ class ClientConnection(asyncio.Protocol):
             self._lent.resume_writing()
         if self._turn is not None:
             self._turn.writing_resumed()
+        elif self._early and self._in_line is None and not self.transport.is_closing():
+            self._take_early()
 
     # What comes in.
 
@@ -375,12 +377,16 @@ class ClientConnection(asyncio.Protocol):
             return
         if self.is_last:
             self.transport.close()
-        elif self._early:
-            early, self._early = self._early, b""
-            self.transport.resume_reading()
-            self.data_received(early)
+        elif self._early and not self.is_writing_paused:
+            self._take_early()
         elif self._idle_timer is None:
             self._see_whether_idle()
+
+    def _take_early(self) -> None:
+        """Take what came too early, now that its time has come."""
+        early, self._early = self._early, b""
+        self.transport.resume_reading()
+        self.data_received(early)
 
     def turn_failed(self) -> None:
         """Take note that something of ours failed: within the handling of an exception."""

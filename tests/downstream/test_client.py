@@ -638,6 +638,54 @@ async def test_a_slow_reader_stops_upstream_and_loses_nothing() -> None:
         assert f.statuses == [200]
 
 
+@pytest.mark.parametrize("streams", [True, False])
+async def test_who_asks_on_and_reads_nothing_waits(streams: bool) -> None:
+    """The next turn begins when the reply before it has been taken, or what piles up is endless."""
+    answer = [delta("x" * 50_000, number) for number in range(200)]
+    text = {"type": "output_text", "text": "x" * 10_000_000}
+    item = {"type": "message", "role": "assistant", "content": [text]}
+    last = completed() if streams else completed(output=[item])
+    asked = turn_bytes(stream=streams)
+    async with front() as f:
+        line = await f.line(asked)
+        line.writer.transport.pause_reading()
+        turn = await f.turn()
+        line.send(asked, asked)
+        await eventually(lambda: line.connection._early)
+        turn.say(created(), *(answer if streams else ()), last)
+        await eventually(lambda: line.connection.is_writing_paused)
+        await turn_of_the_loop()
+        assert f.turns.empty()
+        line.send(GET)
+        await turn_of_the_loop()
+        line.writer.transport.resume_reading()
+        await line.reply()
+        for _ in range(2):
+            (await f.turn()).answer(delta())
+            assert (await line.reply()).status == 200
+        assert (await line.reply()).status == 426  # upstream takes nothing else
+        await f.settled()
+        assert f.statuses == [200] * 3
+
+
+async def test_the_end_does_not_wait_for_a_request_behind_an_unread_reply() -> None:
+    """It was not begun: the connection is closed when the reply has been taken."""
+    async with front() as f:
+        line = await f.line(turn_bytes(stream=False))
+        line.writer.transport.pause_reading()
+        turn = await f.turn()
+        line.send(turn_bytes("second"))
+        await eventually(lambda: line.connection._early)
+        turn.say(created(), completed(output=[{"text": "x" * 10_000_000}]))
+        await eventually(lambda: line.connection.is_writing_paused)
+        line.connection.close_when_at_rest()
+        line.writer.transport.resume_reading()
+        assert len((await line.reply()).body) > 10_000_000
+        assert await line.rest() == b""
+        assert f.turns.empty()
+        await f.settled()
+
+
 async def test_one_timer_comments_on_all_silences() -> None:
     """Streams are kept alive, each for itself, until one has been silent for too long."""
     config = {"reply": {"keepalive_s": 0.1}, "websocket": {"silence_timeout_s": 0.6}}
