@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from deploy.tests.rendering import DEPLOY, module, program, run
 from proxy.core.reasons import Mode, Reason
 from proxy.core.shadow import Verdict
+from proxy.observe.facts import TurnFacts
 from proxy.observe.metrics import CONNECT_RESULTS, DEFINITIONS, GAP_FIELDS, Metrics
 
 if TYPE_CHECKING:
@@ -55,7 +56,20 @@ def test_the_metrics_pass_promtool():
     for mode, reason in itertools.product(Mode, Reason):
         metrics.turn_started()
         metrics.turn_finished(
-            mode, reason, bytes_in=9, bytes_up=3, duration_s=1, first_event_s=0.5, overhead_s=0.001
+            TurnFacts(
+                turn_id="t",
+                principal="p",
+                label="p",
+                mode=mode,
+                reason=reason,
+                status=200,
+                bytes_in=9,
+                bytes_up=3,
+                ended_at=0.0,
+                duration_s=1.0,
+                first_event_s=0.5,
+                overhead_s=0.001,
+            )
         )
     for reason in Reason:
         metrics.resend(reason)
