@@ -148,6 +148,11 @@ class LeaseBook:
             counts["spare" if record.is_spare else record.state.value] += 1
         return counts
 
+    @property
+    def has_accounts(self) -> bool:
+        """Whether a sweep has anything to look at: connections, or principals to be forgotten."""
+        return bool(self._accounts)
+
     def records(self) -> list[ConnectionRecord]:
         """Return all records that count, as a list that stays as it is."""
         return list(self._records.values())

@@ -16,8 +16,9 @@ agree.
 What is taken on the way is given back on every path, cancellation included: the one `except
 BaseException` of each step.
 
-Three things run beside the turns: a tick a second (pings, deadlines, retirement), spares that are
-opened ahead of need after the last one was taken, and polite closes. None of them is waited for.
+Three things run beside the turns: a tick a second, as long as there is somebody on the book (pings,
+deadlines, retirement), spares that are opened ahead of need after the last one was taken, and
+polite closes. None of them is waited for.
 """
 
 from __future__ import annotations
@@ -232,6 +233,8 @@ class Pool:
             assigned = self._book.assign(principal.key, want, now, fresh=fresh, barred=barred)
             match assigned:
                 case Refuse(reason):
+                    if not self._is_closing:
+                        self._keep_ticking()  # or the book would never forget who it refused
                     raise LeaseRefused(reason, cause)
                 case Grant(record, holds_chain):
                     lease = await self._take_up(record, principal, holds_chain=holds_chain)
@@ -480,7 +483,7 @@ class Pool:
     # The tick.
 
     def _keep_ticking(self) -> None:
-        if self._ticker is None and self._connections:
+        if self._ticker is None and self._book.has_accounts:
             # A gap between ticks that is longer than a ping's deadline counts as a stop of ours.
             tick_s = min(_TICK_S, self._settings.life.ping_timeout_s / 3)
             self._ticker = asyncio.get_running_loop().call_later(tick_s, self._tick)

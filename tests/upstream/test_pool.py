@@ -701,6 +701,21 @@ async def test_the_tick_runs_while_there_are_connections(
         await until(lambda: pool._ticker is None)
 
 
+async def test_principals_that_got_no_connection_are_forgotten(
+    closed_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where none can be had at all, whoever comes with ever new keys fills no memory."""
+    monkeypatch.setattr("proxy.upstream.pool._TICK_S", 0.001)
+    clock = Clock()
+    async with pooled(f"ws://127.0.0.1:{closed_port}/", clock) as pool:
+        for number in range(5):
+            with pytest.raises(LeaseRefused):
+                await pool.acquire(principal(str(number)))
+        assert len(pool._book._accounts) == 5
+        clock.now += 60  # the handshake that was tried is forgotten, too
+        await until(lambda: not pool._book._accounts)
+        await until(lambda: pool._ticker is None)
+
 # The end.
 
 
