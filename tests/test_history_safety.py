@@ -134,18 +134,19 @@ def compacted_by_client(history: list[Item]) -> list[Item]:
 
 CHAIN = "chain_advanced"
 HISTORY = "history_changed"
+UNKNOWN = "unknown_history"  # nothing of it is where it was
 ANSWER = "answer_changed"
 CHANGES = [
     (rewound, CHAIN),
-    (old_message_edited, HISTORY),
+    (old_message_edited, UNKNOWN),
     (middle_message_edited, HISTORY),
     (tool_output_edited, HISTORY),
     (last_answer_edited, ANSWER),
     (last_answer_dropped, ANSWER),
     (old_answer_dropped, HISTORY),
-    (item_inserted, HISTORY),
+    (item_inserted, UNKNOWN),
     (items_swapped, HISTORY),
-    (compacted_by_client, HISTORY),
+    (compacted_by_client, UNKNOWN),
 ]
 # Where the changed history begins with a stored one, upstream may load that by its id.
 HYDRATED = {rewound, last_answer_dropped}

@@ -268,7 +268,7 @@ def _refusal(outcome: Match | Mismatch, held: Reason | None) -> Mismatch:
 
 def _unknown(request: TurnRequest) -> Reason:
     # A request that holds answers of the model continues something, though nothing known here.
-    return Reason.HISTORY_CHANGED if _holds_answers(request) else Reason.NEW_CONVERSATION
+    return Reason.UNKNOWN_HISTORY if _holds_answers(request) else Reason.NEW_CONVERSATION
 
 
 def _holds_answers(request: TurnRequest) -> bool:

@@ -37,6 +37,11 @@ class Reason(enum.StrEnum):
 
     # The history was sent in full: no chain to continue.
     NEW_CONVERSATION = "new_conversation", "no known history is a beginning of this one"
+    UNKNOWN_HISTORY = (
+        "unknown_history",
+        "holds a model's answers, but no known history is a beginning of it: another replica's, a"
+        " forgotten one, or one that was changed from its first item on",
+    )
     REPEATED = "repeated", "this very request was answered before: a retry, or a twin's opening"
     HISTORY_CHANGED = (
         "history_changed",

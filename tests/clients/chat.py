@@ -55,17 +55,17 @@ _REWRITTEN = {
         " for again, and comes back rewritten"
     },
     "aider": {
-        Reason.HISTORY_CHANGED: "each request has examples before it, and the files and a reminder"
+        Reason.UNKNOWN_HISTORY: "each request has examples before it, and the files and a reminder"
         " behind it, anew"
     },
     "smolagents": {
         Reason.ANSWER_CHANGED: "a call comes back as text, and its output as a user's message",
-        Reason.HISTORY_CHANGED: "its last step is asked for in other words and without tools",
+        Reason.UNKNOWN_HISTORY: "its last step is asked for in other words and without tools",
     },
     "open-interpreter": {
         Reason.ANSWER_CHANGED: "calls get ids of its own, and of two calls one is dropped"
     },
-    "qwen": {Reason.HISTORY_CHANGED: "resumed in a new process, it has another first message"},
+    "qwen": {Reason.UNKNOWN_HISTORY: "resumed in a new process, it has another first message"},
 }
 _NAMED = {Reason.UNTRANSLATABLE: "its messages have a `name`, for which Responses has no place"}
 
@@ -93,7 +93,7 @@ _PYTHON_ROWS = (
             "openai_agents.py",
             environment=f"MODE={mode}",
             excuses={
-                Reason.HISTORY_CHANGED: "another agent has other instructions and tools",
+                Reason.UNKNOWN_HISTORY: "another agent has other instructions and tools",
                 Reason.CHANGED_TOOLS: "another agent has other instructions and tools",
             }
             if mode == "handoff"

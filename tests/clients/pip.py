@@ -75,7 +75,7 @@ INSTRUCTOR = _client("instructor", "instructor", "instructor==1.17.0")
 _HANDED_ON = {Reason.CHANGED_INSTRUCTIONS: "another agent has other instructions and tools"}
 _AGENTS_EXCUSES = {
     "handoff": _HANDED_ON,
-    "nested": {**_HANDED_ON, Reason.HISTORY_CHANGED: "the history is replaced by one text"},
+    "nested": {**_HANDED_ON, Reason.UNKNOWN_HISTORY: "the history is replaced by one text"},
 }
 
 _AGENTS_ROWS = tuple(
@@ -214,7 +214,7 @@ _SEMANTIC_KERNEL_ROWS = tuple(
         variant,
         "semantic_kernel_agent.py",
         f"MODE={mode}",
-        excuses={Reason.HISTORY_CHANGED: "its rounds of tools vanish at the next prompt"}
+        excuses={Reason.UNKNOWN_HISTORY: "its rounds of tools vanish at the next prompt"}
         if mode == "stateless"
         else {},
     )

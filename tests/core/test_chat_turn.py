@@ -377,7 +377,7 @@ def test_endpoints_share_no_history() -> None:
 
     assert rig.planner.plan("p", longer, CHAT).reason is Reason.CONTINUED
     elsewhere = rig.planner.plan("p", longer, RESPONSES)
-    assert elsewhere.reason is Reason.HISTORY_CHANGED
+    assert elsewhere.reason is Reason.UNKNOWN_HISTORY
     assert elsewhere.request is not None
     assert elsewhere.request.envelope.stored
     assert not isinstance(elsewhere.request.envelope, ChatEnvelope)

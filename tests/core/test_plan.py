@@ -194,8 +194,8 @@ PROBES: dict[str, tuple[Items, dict[str, Any], Reason, Items | Reason]] = {
     "first message edited": (
         [U3, A1, U2, A2, U3],
         {},
-        Reason.HISTORY_CHANGED,
-        Reason.HISTORY_CHANGED,
+        Reason.UNKNOWN_HISTORY,
+        Reason.UNKNOWN_HISTORY,
     ),
     "second message edited": ([U1, A1, U3, A2, U3], {}, Reason.HISTORY_CHANGED, [U3, A2, U3]),
     "first answer edited": (
@@ -208,12 +208,12 @@ PROBES: dict[str, tuple[Items, dict[str, Any], Reason, Items | Reason]] = {
     "last answer dropped": ([U1, A1, U2, U3], {}, Reason.ANSWER_CHANGED, [U2, U3]),
     "all answers dropped": ([U1, U2, U3], {}, Reason.HISTORY_CHANGED, Reason.HISTORY_CHANGED),
     "a turn dropped": ([U1, A1, A2, U3], {}, Reason.HISTORY_CHANGED, [A2, U3]),
-    "order changed": ([U2, A1, U1, A2, U3], {}, Reason.HISTORY_CHANGED, Reason.HISTORY_CHANGED),
+    "order changed": ([U2, A1, U1, A2, U3], {}, Reason.UNKNOWN_HISTORY, Reason.UNKNOWN_HISTORY),
     "message inserted in front": (
         [U3, U1, A1, U2, A2, U3],
         {},
-        Reason.HISTORY_CHANGED,
-        Reason.HISTORY_CHANGED,
+        Reason.UNKNOWN_HISTORY,
+        Reason.UNKNOWN_HISTORY,
     ),
     "nothing new": ([U1, A1, U2, A2], {}, Reason.NOTHING_NEW, [U2, A2]),
     "another conversation": ([U3], {}, Reason.NEW_CONVERSATION, Reason.NEW_CONVERSATION),
@@ -377,12 +377,12 @@ def test_ids_that_repeat_are_not_used_elsewhere() -> None:
 
 
 def test_another_principal_sees_nothing() -> None:
-    """The same history under other credentials is a new conversation, and stays one."""
+    """The same history under other credentials is one that nobody knows, and stays so."""
     rig = talked(Rig(), store=True)
     raw = body(U1, A1, U2, A2, U3, store=True)
 
     turned = rig.turn(raw, [A3], "q")
-    assert (turned.reason, turned.connection) == (Reason.HISTORY_CHANGED, 2)
+    assert (turned.reason, turned.connection) == (Reason.UNKNOWN_HISTORY, 2)
 
     assert rig.turn(body(U1, store=True), [A1], "r").reason is Reason.NEW_CONVERSATION
     stolen = rig.turn(body(U3, previous_response_id=turned.response_id), [A3], "p")
@@ -394,7 +394,7 @@ def test_a_forgotten_chain_costs_one_full_send() -> None:
     rig = talked(Rig())
     rig.now_s = 4000
 
-    assert rig.turn(body(U1, A1, U2, A2, U3), [A3]).reason is Reason.HISTORY_CHANGED
+    assert rig.turn(body(U1, A1, U2, A2, U3), [A3]).reason is Reason.UNKNOWN_HISTORY
     assert rig.turn(body(U1, A1, U2, A2, U3, A3, U1), [A1]).delta == [U1]
 
 
@@ -513,7 +513,7 @@ def test_a_chained_turn_is_nobodys_history() -> None:
     turned = rig.turn(body(U2, A2, U3), [A3])
 
     assert isinstance(turned.plan, Start)
-    assert turned.reason is Reason.HISTORY_CHANGED
+    assert turned.reason is Reason.UNKNOWN_HISTORY
 
 
 def test_a_stored_response_that_a_client_names_is_left_to_http() -> None:
