@@ -716,6 +716,7 @@ async def test_principals_that_got_no_connection_are_forgotten(
         await until(lambda: not pool._book._accounts)
         await until(lambda: pool._ticker is None)
 
+
 # The end.
 
 
