@@ -474,12 +474,17 @@ class ResendsConfig(Section):
 
 
 class CooldownConfig(Section):
-    """How long WebSocket mode rests after an upstream refused it; turns go over HTTP meanwhile."""
+    """
+    How long WebSocket mode rests where it could not be had; turns go over HTTP meanwhile.
+
+    It rests for those whom the trouble concerns: see `core.cooldown`.
+    """
 
     first_s: Seconds = Field(
         default=60,
         gt=0,
-        description="Seconds of the first cool-down; each further one is twice as long.",
+        description="Seconds of the first cool-down, of one key or of all; each further one is"
+        " twice as long.",
     )
     max_s: Seconds = Field(default=900, gt=0, description="Seconds of the longest cool-down.")
 

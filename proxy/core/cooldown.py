@@ -14,6 +14,12 @@ everybody's trouble; a refused or throttled key is its holder's alone, and one c
 able to switch WebSocket mode off for another. A key that is wrong (401) opens no cool-down at all:
 it costs one round trip, and once corrected it is another principal anyway.
 
+An attempt that met no answer may have met an outage, or trouble of its own: a lost packet, a
+machine that was busy for a moment, a key that upstream lets wait. So it is its caller's alone until
+another caller's is not answered either, and none was in between: then it is the upstream's. An
+outage costs one attempt more than if the first were believed, and a deadline that one handshake
+missed takes nothing from anybody else.
+
 Jitter comes in as a number in [-1, 1], time as monotonic seconds.
 """
 
@@ -46,12 +52,14 @@ class Scope(enum.Enum):
     UPSTREAM = "upstream"
 
 
-def scope_of(error: UpstreamError) -> Scope:
-    """Tell for whom a failed attempt to connect opens a cool-down."""
-    if isinstance(error, OutOfResources):
-        return Scope.NOBODY  # what we lack ourselves says nothing of upstream
-    if isinstance(error, UpstreamUnreachable):
-        return Scope.UPSTREAM
+def scope_of(error: UpstreamError, *, is_general: bool) -> Scope:
+    """
+    Tell for whom a failed attempt to connect opens a cool-down.
+
+    `is_general` tells whether several callers lately met no answer, and nobody met one.
+    """
+    if _is_unanswered(error):
+        return Scope.UPSTREAM if is_general else Scope.PRINCIPAL
     if not isinstance(error, UpgradeRefused) or error.status == _UNAUTHORISED:
         return Scope.NOBODY
     # 1xx to 3xx: something answers that knows no WebSocket, or wants us elsewhere. The
@@ -59,6 +67,11 @@ def scope_of(error: UpstreamError) -> Scope:
     if error.status < _BAD_REQUEST or error.status in _NO_SUCH_ENDPOINT:
         return Scope.UPSTREAM
     return Scope.PRINCIPAL
+
+
+def _is_unanswered(error: UpstreamError) -> bool:
+    # What we lack ourselves says nothing of upstream.
+    return isinstance(error, UpstreamUnreachable) and not isinstance(error, OutOfResources)
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
@@ -148,13 +161,15 @@ class Cooldown:
 class Cooldowns:
     """The upstream's own cool-down, and one for each principal that met a failure lately."""
 
-    __slots__ = ("_first_s", "_max_s", "_principals", "_upstream")
+    __slots__ = ("_answered_at", "_first_s", "_max_s", "_principals", "_unanswered", "_upstream")
 
     def __init__(self, first_s: float, max_s: float) -> None:
         self._first_s = first_s
         self._max_s = max_s
         self._upstream = Cooldown(first_s, max_s)
         self._principals: LRUCache[str, Cooldown] = LRUCache(_PRINCIPALS_MAX)
+        self._answered_at = -math.inf
+        self._unanswered: set[str] = set()  # who met no answer since then; two say enough
 
     def would_allow(self, principal: str, now: float) -> bool:
         """Tell whether this principal may attempt a connection now, without taking a probe."""
@@ -172,9 +187,9 @@ class Cooldowns:
             cooldown.allows(now)
         return True
 
-    def succeeded(self, principal: str) -> None:
+    def succeeded(self, principal: str, now: float) -> None:
         """Close both: the upstream answers, and takes this principal."""
-        self._upstream.succeeded()
+        self._note_answer(now)
         self._principals.pop(principal, None)
 
     def abandoned(self, principal: str) -> None:
@@ -183,20 +198,39 @@ class Cooldowns:
             cooldown.abandoned()
 
     def failed(
-        self, principal: str, error: UpstreamError, now: float, *, jitter: float = 0.0
+        self,
+        principal: str,
+        error: UpstreamError,
+        now: float,
+        *,
+        began_at: float,
+        jitter: float = 0.0,
     ) -> Scope:
-        """Open the cool-down whose fault it is, give the other one's probe back, and say which."""
+        """
+        Open the cool-down whose fault it is, give the other one's probe back, and say which.
+
+        `began_at` is when the attempt began: what was answered since tells more of the upstream.
+        """
         self.abandoned(principal)
-        scope = scope_of(error)
-        if scope is not Scope.UPSTREAM and isinstance(error, UpgradeRefused):
-            self._upstream.succeeded()  # it did answer, and speaks about this caller only
-        wait_s = retry_after_s(error.headers) if isinstance(error, UpgradeRefused) else None
+        if _is_unanswered(error) and began_at >= self._answered_at and len(self._unanswered) < 2:
+            self._unanswered.add(principal)
+        scope = scope_of(error, is_general=len(self._unanswered) > 1)
+        wait_s = None
+        if isinstance(error, UpgradeRefused):
+            wait_s = retry_after_s(error.headers)
+            if scope is not Scope.UPSTREAM:
+                self._note_answer(now)  # it did answer, and speaks about this caller only
         if scope is Scope.UPSTREAM:
             self._upstream.failed(now, jitter=jitter)
         elif scope is Scope.PRINCIPAL:
             cooldown = self._principals.setdefault(principal, Cooldown(self._first_s, self._max_s))
             cooldown.failed(now, wait_s, jitter=jitter)
         return scope
+
+    def _note_answer(self, now: float) -> None:
+        self._answered_at = now
+        self._unanswered.clear()
+        self._upstream.succeeded()
 
     def remaining(self, principal: str, now: float) -> float:
         """Return the seconds until this principal may try again; 0 when it may now."""

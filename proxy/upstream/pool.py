@@ -349,7 +349,8 @@ class Pool:
         self, record: ConnectionRecord, principal: Principal, *, lease: bool
     ) -> UpstreamConnection:
         """Open the connection that `record` stands for; strike it off if that fails."""
-        self._cooldowns.allows(principal.key, self._clock())
+        began_at = self._clock()
+        self._cooldowns.allows(principal.key, began_at)
         result = "cancelled"
         try:
             connection = await open_connection(
@@ -364,14 +365,14 @@ class Pool:
             self._book.open_failed(record)
             if isinstance(exc, UpstreamError):
                 result = _result_of(exc)
-                self._note_failure(principal, exc)
+                self._note_failure(principal, exc, began_at)
             else:
                 self._cooldowns.abandoned(principal.key)
             self._note_progress_of_drain()
             raise
         finally:
             self._on_connect(result)
-        self._cooldowns.succeeded(principal.key)
+        self._cooldowns.succeeded(principal.key, self._clock())
         self._adopt(record, connection, principal, lease=lease)
         return connection
 
@@ -395,9 +396,13 @@ class Pool:
             )
         self._keep_ticking()
 
-    def _note_failure(self, principal: Principal, error: UpstreamError) -> None:
+    def _note_failure(self, principal: Principal, error: UpstreamError, began_at: float) -> None:
         scope = self._cooldowns.failed(
-            principal.key, error, self._clock(), jitter=self._rng.uniform(-1, 1)
+            principal.key,
+            error,
+            self._clock(),
+            began_at=began_at,
+            jitter=self._rng.uniform(-1, 1),
         )
         self._log.warning(
             "connect_failed",

@@ -21,8 +21,9 @@ def refused(status: int, **headers: str) -> UpgradeRefused:
     )
 
 
+UNREACHABLE = UpstreamUnreachable("no")
+
 SCOPES = [
-    (UpstreamUnreachable("no"), Scope.UPSTREAM),
     *((refused(status), Scope.UPSTREAM) for status in (200, 301, 307, 404, 405, 426, 501)),
     *((refused(status), Scope.PRINCIPAL) for status in (400, 403, 409, 429, 500, 502, 503, 529)),
     (refused(401), Scope.NOBODY),
@@ -34,7 +35,14 @@ SCOPES = [
 @pytest.mark.parametrize(("error", "scope"), SCOPES)
 def test_a_failure_counts_for_those_whom_it_concerns(error: UpstreamError, scope: Scope) -> None:
     """A missing endpoint is everybody's, a refusal its caller's, a wrong key nobody's."""
-    assert scope is scope_of(error)
+    assert scope is scope_of(error, is_general=False)
+    assert scope is scope_of(error, is_general=True)
+
+
+def test_no_answer_is_everybodys_trouble_if_several_met_it() -> None:
+    """One caller's may be its own."""
+    assert scope_of(UNREACHABLE, is_general=False) is Scope.PRINCIPAL
+    assert scope_of(UNREACHABLE, is_general=True) is Scope.UPSTREAM
 
 
 @pytest.mark.parametrize(
@@ -150,7 +158,9 @@ def test_one_callers_refusal_leaves_others_alone() -> None:
     """A throttled key does not switch WebSocket mode off for anybody else."""
     cooldowns = Cooldowns(60, 900)
 
-    assert cooldowns.failed("a", refused(429, retry_after="30"), 0.0) is Scope.PRINCIPAL
+    assert (
+        cooldowns.failed("a", refused(429, retry_after="30"), 0.0, began_at=0.0) is Scope.PRINCIPAL
+    )
     assert not cooldowns.allows("a", 29.0)
     assert cooldowns.allows("b", 0.0)
     assert cooldowns.remaining("a", 0.0) == 30
@@ -162,11 +172,11 @@ def test_a_missing_endpoint_is_left_alone_by_all() -> None:
     """What no caller can change is tried once for all of them."""
     cooldowns = Cooldowns(60, 900)
 
-    assert cooldowns.failed("a", refused(404), 0.0) is Scope.UPSTREAM
+    assert cooldowns.failed("a", refused(404), 0.0, began_at=0.0) is Scope.UPSTREAM
     assert not cooldowns.allows("b", 59.0)
     assert cooldowns.allows("b", 60.0)
     assert not cooldowns.allows("a", 60.0)
-    cooldowns.succeeded("b")
+    cooldowns.succeeded("b", 60.0)
     assert cooldowns.allows("a", 60.0)
 
 
@@ -174,16 +184,72 @@ def test_a_wrong_key_waits_for_nothing() -> None:
     """A key that was fixed in the meantime works at once."""
     cooldowns = Cooldowns(60, 900)
 
-    assert cooldowns.failed("a", refused(401), 0.0) is Scope.NOBODY
+    assert cooldowns.failed("a", refused(401), 0.0, began_at=0.0) is Scope.NOBODY
     assert cooldowns.allows("a", 0.0)
+
+
+def test_one_missed_deadline_leaves_others_alone() -> None:
+    """Nor do ten of one caller's, together or one after another: it waits, and longer each time."""
+    cooldowns = Cooldowns(60, 900)
+    for began_at in (0.0, 1.0):
+        for _ in range(5):
+            scope = cooldowns.failed("a", UNREACHABLE, 10.0, began_at=began_at)
+            assert scope is Scope.PRINCIPAL
+
+    assert cooldowns.remaining("a", 10.0) == 60
+    assert cooldowns.remaining("b", 10.0) == 0
+    assert cooldowns.allows("a", 70.0)
+    cooldowns.failed("a", UNREACHABLE, 80.0, began_at=70.0)
+    assert cooldowns.remaining("a", 80.0) == 120
+    assert cooldowns.allows("b", 80.0)
+
+
+def test_an_upstream_that_answers_nobody_is_left_alone_by_all() -> None:
+    """Two callers without an answer are enough, until one gets one; only one tries at a time."""
+    cooldowns = Cooldowns(60, 900)
+    cooldowns.failed("a", UNREACHABLE, 0.0, began_at=0.0)
+
+    assert cooldowns.failed("b", UNREACHABLE, 10.0, began_at=0.0) is Scope.UPSTREAM
+    assert cooldowns.remaining("c", 10.0) == 60
+    assert cooldowns.allows("c", 70.0)
+    assert not cooldowns.allows("d", 70.0)
+    assert cooldowns.failed("c", UNREACHABLE, 80.0, began_at=70.0) is Scope.UPSTREAM
+    assert cooldowns.remaining("d", 80.0) == 120
+    assert cooldowns.allows("a", 200.0)
+    cooldowns.failed("a", UNREACHABLE, 210.0, began_at=200.0)
+    assert cooldowns.remaining("d", 210.0) == 240
+
+
+def test_an_answer_in_between_speaks_for_the_upstream() -> None:
+    """Be it one to a later attempt: then none that began before it proves an outage."""
+    cooldowns = Cooldowns(60, 900)
+    cooldowns.failed("a", UNREACHABLE, 10.0, began_at=0.0)
+    cooldowns.succeeded("b", 11.0)
+
+    for late in ("c", "d"):
+        assert cooldowns.failed(late, UNREACHABLE, 15.0, began_at=5.0) is Scope.PRINCIPAL
+    assert cooldowns.failed("a", UNREACHABLE, 80.0, began_at=70.0) is Scope.PRINCIPAL
+    assert cooldowns.failed("c", refused(403), 81.0, began_at=80.0) is Scope.PRINCIPAL
+    assert cooldowns.failed("c", UNREACHABLE, 200.0, began_at=190.0) is Scope.PRINCIPAL
+    assert cooldowns.failed("e", UNREACHABLE, 201.0, began_at=190.0) is Scope.UPSTREAM
+
+
+def test_what_we_lack_ourselves_proves_nothing() -> None:
+    """Without a descriptor of our own, nobody is told to wait, now or at the next failure."""
+    cooldowns = Cooldowns(60, 900)
+    lacking = OutOfResources("no descriptor left")
+    for caller in "ab":
+        assert cooldowns.failed(caller, lacking, 0.0, began_at=0.0) is Scope.NOBODY
+
+    assert cooldowns.failed("a", UNREACHABLE, 1.0, began_at=1.0) is Scope.PRINCIPAL
 
 
 def test_a_refusal_proves_that_the_upstream_answers() -> None:
     """The upstream's cool-down ends with any answer that is about the caller only."""
     cooldowns = Cooldowns(60, 900)
-    cooldowns.failed("a", UpstreamUnreachable("no"), 0.0)
+    cooldowns.failed("a", refused(404), 0.0, began_at=0.0)
     assert cooldowns.allows("a", 60.0)
-    cooldowns.failed("a", refused(403), 60.0)
+    cooldowns.failed("a", refused(403), 60.0, began_at=60.0)
 
     assert cooldowns.allows("b", 60.0)
     assert not cooldowns.allows("a", 60.0)
@@ -192,8 +258,8 @@ def test_a_refusal_proves_that_the_upstream_answers() -> None:
 def test_an_abandoned_attempt_gives_both_probes_back() -> None:
     """Neither the upstream's nor the caller's cool-down stays shut for it."""
     cooldowns = Cooldowns(60, 900)
-    cooldowns.failed("a", refused(403), 0.0)
-    cooldowns.failed("a", UpstreamUnreachable("no"), 0.0)
+    cooldowns.failed("a", refused(403), 0.0, began_at=0.0)
+    cooldowns.failed("a", refused(404), 0.0, began_at=0.0)
     assert cooldowns.allows("a", 61.0)
     assert not cooldowns.allows("a", 61.0)
     cooldowns.abandoned("a")
@@ -205,6 +271,6 @@ def test_memory_of_callers_is_bounded() -> None:
     """Ten thousand throttled keys do not grow the table without end."""
     cooldowns = Cooldowns(60, 900)
     for number in range(10_000):
-        cooldowns.failed(str(number), refused(429), 0.0)
+        cooldowns.failed(str(number), refused(429), 0.0, began_at=0.0)
 
     assert len(cooldowns._principals) == 4096

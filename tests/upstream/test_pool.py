@@ -379,17 +379,55 @@ async def test_retry_after_sets_the_cooldown() -> None:
 
 
 async def test_an_unreachable_upstream_refuses_the_lease(closed_port: int) -> None:
-    """Everybody's, until the cool-down is over."""
+    """Its caller's until the cool-down is over, and everybody's once a second caller met it."""
     results: list[str] = []
     async with pooled(f"ws://127.0.0.1:{closed_port}/", results=results) as pool:
-        with pytest.raises(LeaseRefused) as caught:
-            await pool.acquire(principal())
-        assert caught.value.reason is Reason.CONNECT_FAILED
-        assert isinstance(caught.value.cause, UpstreamUnreachable)
+        for caller in (principal(), principal("b")):
+            with pytest.raises(LeaseRefused) as caught:
+                await pool.acquire(caller)
+            assert caught.value.reason is Reason.CONNECT_FAILED
+            assert isinstance(caught.value.cause, UpstreamUnreachable)
+            with pytest.raises(LeaseRefused, match="cooling_down"):
+                await pool.acquire(caller)
         with pytest.raises(LeaseRefused, match="cooling_down"):
-            await pool.acquire(principal("b"))
+            await pool.acquire(principal("c"))
 
-    assert results == ["failed"]
+    assert results == ["failed", "failed"]
+
+
+async def test_one_missed_deadline_takes_websocket_mode_from_nobody_else() -> None:
+    """While one caller's handshake gets no answer, others' do; then theirs go on as before."""
+    clock, results = Clock(), []
+    heard, over = asyncio.Event(), asyncio.Event()
+
+    async def refuse(connection: ServerConnection, request: Request) -> None:
+        if len(server.requests) == 1:
+            heard.set()
+            await over.wait()
+
+    impatient = ConnectionSettings(connect_timeout_s=1.0, close_timeout_s=0.2)
+    async with (
+        upstream(refuse=refuse) as server,
+        pooled(server.url, clock, connection=impatient, results=results) as pool,
+    ):
+        async with asyncio.TaskGroup() as group:
+            late = group.create_task(refused_with(pool, principal()))
+            await heard.wait()
+            clock.now += 1
+            await converse(pool, principal("b"), "r1")
+        assert late.result() is Reason.CONNECT_FAILED
+        await converse(pool, principal("c"), "r2")
+        assert await refused_with(pool, principal()) is Reason.COOLING_DOWN
+        over.set()
+
+    assert results == ["ok", "timeout", "ok"]
+
+
+async def refused_with(pool: Pool, caller: Principal) -> str:
+    """Return the reason why a caller gets no lease."""
+    with pytest.raises(LeaseRefused) as caught:
+        await pool.acquire(caller)
+    return caught.value.reason
 
 
 async def test_a_handshake_that_takes_too_long_is_counted_as_such() -> None:
