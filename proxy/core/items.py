@@ -31,6 +31,7 @@ from weakref import WeakValueDictionary
 import xxhash
 
 from proxy.core.canonical import JSON, Number, parse, write
+from proxy.core.recent import Recent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -306,8 +307,7 @@ class Fingerprinter:
             raise ValueError("the secret must have at least 16 bytes")
         self._key = secret[:64]
         self._seed = int.from_bytes(hashlib.blake2b(secret, digest_size=8).digest(), "big")
-        self._cache: dict[bytes, bytes] = {}
-        self._cache_size = cache_size
+        self._fingerprints: Recent[bytes, bytes] = Recent(cache_size)
         self._produced: dict[bytes, Item] = {}
         self.frames: WeakValueDictionary[bytes, Frame] = WeakValueDictionary()
 
@@ -333,24 +333,19 @@ class Fingerprinter:
 
     def item(self, item: Item) -> bytes:
         """Return the fingerprint of an item. Raises ValueError if it can't be read safely."""
-        cached = self._cache.get(address := b"i" + self._raw_digest(item.raw))
+        cached = self._fingerprints.get(address := b"i" + self._raw_digest(item.raw))
         if cached is None:
             cached = self.digest(item.canonical_text.encode("utf-8", "surrogatepass"))
-            self._keep(address, cached)
+            self._fingerprints.put(address, cached)
         return cached
 
     def setting(self, raw: bytes) -> bytes:
         """Return the fingerprint of a setting's value. Raises ValueError as `item` does."""
-        cached = self._cache.get(address := b"s" + self._raw_digest(raw))
+        cached = self._fingerprints.get(address := b"s" + self._raw_digest(raw))
         if cached is None:
             cached = self.digest(write(parse(raw)).encode("utf-8", "surrogatepass"))
-            self._keep(address, cached)
+            self._fingerprints.put(address, cached)
         return cached
-
-    def _keep(self, address: bytes, fingerprint: bytes) -> None:
-        if len(self._cache) >= self._cache_size:
-            del self._cache[next(iter(self._cache))]  # the oldest
-        self._cache[address] = fingerprint
 
     def root(self, principal: str) -> bytes:
         """Return the key of a principal's empty history: no two principals share any history."""
