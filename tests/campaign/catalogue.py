@@ -518,8 +518,8 @@ ROWS: tuple[Row, ...] = (
         "supply chain",
         "tests/test_lock.py::test_every_pin_is_exact_and_has_hashes",
         "tests/test_supply.py::test_floors_that_matter_do_not_sink",
-        why="`deploy/supply-chain.sh` audits, builds twice and runs the lowest versions, as CI does "
-        "too; it needs a network for the advisories",
+        why="`deploy/supply-chain.sh` audits, builds twice and runs the lowest versions, as CI "
+        "does too; it needs a network for the advisories",
     ),
     _row(
         "D1",
