@@ -144,10 +144,12 @@ class Line:
         return await read_message(self.reader)
 
     async def rest(self) -> bytes:
-        """Read until the proxy closes the connection."""
+        """Read until the proxy closes the connection; a reset takes nothing back."""
+        got = b""
         with contextlib.suppress(ConnectionError):
-            return await self.reader.read()
-        return b""
+            while data := await self.reader.read(1 << 16):
+                got += data
+        return got
 
 
 class Scripted:
