@@ -27,7 +27,7 @@ import brotli
 import pytest
 from harness import eventually, serving, stack
 from websockets.asyncio.client import connect
-from wire import Peer, read_message, talk
+from wire import Peer, read_message, reply, talk
 from wsserver import upstream as ws_upstream
 
 from proxy.downstream import driver
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from aiohttp import web
     from harness import Stack
+    from wire import Request
 
 ROOT = Path(__file__).parents[1]
 AUTH = {"Authorization": "Bearer sk-agent"}
@@ -581,6 +582,32 @@ async def test_an_unreachable_upstream_is_a_502(closed_port: int):
         reasons = [call.kwargs["reason"] for call in log.calls if call.args == ("turn",)]
         assert reasons == ["connect_failed", "cooling_down"]
         assert [c.kwargs["status"] for c in log.calls if c.args == ("turn",)] == [502, 502]
+
+
+@pytest.mark.parametrize(("store", "status", "requests"), [(True, 502, 2), (False, 200, 3)])
+async def test_what_was_left_to_http_is_not_run_twice(store: bool, status: int, requests: int):
+    """Over a connection that went stale a turn is repeated only where that would go unnoticed."""
+    body = json.dumps({**BODY, "conversation": "conv_1", "store": store}).encode()
+    head = f"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+
+    async def script(
+        request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        await reader.readexactly(int(request.get("Content-Length") or 0))
+        if len(peer.requests) == 2:
+            writer.close()
+        else:
+            writer.write(reply())
+
+    async with (
+        Peer(script=script) as peer,
+        serving(f"http://127.0.0.1:{peer.port}/v1") as (proxy, _),
+    ):
+        port = int(proxy.base_url.split(":")[2].split("/")[0])
+        assert (await talk(port, head.encode(), body)).status == 200
+        got = await talk(port, head.encode(), body)
+        assert (got.status, len(peer.requests)) == (status, requests)
+        assert got.get("turnwire-reason") == (None if status == 502 else "conversation")
 
 
 async def test_two_proxies_that_are_each_others_upstream_end_in_508(served_port: int):

@@ -103,6 +103,11 @@ class PassThrough:
 Plan: TypeAlias = Continue | Start | FollowClient | PassThrough
 
 
+def may_repeat(plan: Plan) -> bool:
+    """Whether the request may be sent twice over HTTP; False where that might do harm."""
+    return plan.request is None or plan.request.envelope.replay_safe
+
+
 @dataclass(frozen=True, slots=True)
 class Planner:
     """

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import HttpVersion11, hdrs, web
 
 from proxy.core.chat_turn import CHAT
-from proxy.core.plan import PassThrough, Planner
+from proxy.core.plan import PassThrough, Planner, may_repeat
 from proxy.core.principals import Identities
 from proxy.core.reasons import Mode, Reason
 from proxy.core.request import RESPONSES
@@ -218,7 +218,10 @@ class Front:
         elif isinstance(plan, PassThrough):
             record.passed_through(plan.reason)
             response = await self._services.passthrough.relay(
-                request, body=intake.body.raw, extra_headers=mode_headers(Mode.HTTP, plan.reason)
+                request,
+                body=intake.body.raw,
+                replayable=may_repeat(plan),
+                extra_headers=mode_headers(Mode.HTTP, plan.reason),
             )
         else:
             driver = Driver(self._services, request, intake)

@@ -19,7 +19,7 @@ import msgspec
 from proxy.core import turn as t
 from proxy.core.history import Answer, new_head
 from proxy.core.leases import Want
-from proxy.core.plan import Continue, FollowClient, PassThrough
+from proxy.core.plan import Continue, FollowClient, PassThrough, may_repeat
 from proxy.core.reasons import Mode, Reason
 from proxy.core.reply import Kind, ProtocolFault, ReplyReader
 from proxy.core.shadow import Opinions, ShadowLease, ShadowPool, Verdict, read_request
@@ -101,7 +101,7 @@ class Shadow:
             return await self.services.passthrough.relay(
                 request,
                 body=body.raw,
-                replayable=plan.request is None or plan.request.envelope.replay_safe,
+                replayable=may_repeat(plan),
                 extra_headers=headers,
                 tap=None if shadowed is None else shadowed.tap,
             )
