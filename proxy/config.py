@@ -481,10 +481,10 @@ class CooldownConfig(Section):
     """
 
     first_s: Seconds = Field(
-        default=60,
+        default=10,
         gt=0,
         description="Seconds of the first cool-down, of one key or of all; each further one is"
-        " twice as long.",
+        " twice as long; after it a connection is tried that no turn waits for.",
     )
     max_s: Seconds = Field(default=900, gt=0, description="Seconds of the longest cool-down.")
 

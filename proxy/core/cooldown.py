@@ -1,9 +1,10 @@
 """
 When to leave WebSocket mode alone for a while, and whose fault decides for whom.
 
-A failed handshake costs the turn that meets it up to ten seconds; the turn after it should go to
-HTTP at once. So a failure opens a cool-down: 60 s, doubling to 15 min while the failures go on.
-When it is over, one attempt (the probe) is let through; all others wait for what comes of it.
+A failed handshake costs the turn that meets it up to ten seconds; the turns after it should go to
+HTTP at once. So a failure opens a cool-down: 10 s, doubling to 15 min while the failures go on.
+When it is over one attempt is let through, the probe. No turn waits for it: turns go over HTTP
+until a probe has succeeded, so where WebSockets are blocked that costs one turn, once.
 
     closed --failed--> open --time--> half-open --succeeded--> closed
                          ^                |
@@ -107,9 +108,14 @@ class Cooldown:
         self._until = -math.inf
         self._probing = False
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing has failed since the last success."""
+        return not self._failures
+
     def would_allow(self, now: float) -> bool:
         """Tell what `allows` would say, without taking the probe."""
-        if not self._failures:
+        if self.is_closed:
             return True
         return now >= self._until and not self._probing
 
@@ -171,8 +177,12 @@ class Cooldowns:
         self._answered_at = -math.inf
         self._unanswered: set[str] = set()  # who met no answer since then; two say enough
 
+    def is_closed(self, principal: str) -> bool:
+        """Tell whether a turn of this principal may wait for a connection to be opened."""
+        return all(cooldown.is_closed for cooldown in self._of(principal))
+
     def would_allow(self, principal: str, now: float) -> bool:
-        """Tell whether this principal may attempt a connection now, without taking a probe."""
+        """Tell whether to attempt a connection for this principal, without taking a probe."""
         return all(cooldown.would_allow(now) for cooldown in self._of(principal))
 
     def allows(self, principal: str, now: float) -> bool:

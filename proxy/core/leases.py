@@ -187,6 +187,16 @@ class LeaseBook:
             and account.handshakes.available(now) >= 1 + self._limits.handshake_burst // 4
         )
 
+    def may_probe(self, principal: str, now: float) -> bool:
+        """Tell whether there is room to find out ahead of need whether connections can be had."""
+        account = self._accounts.get(principal)
+        return (
+            account is not None
+            and len(account.records) < self._limits.max_per_principal
+            and len(self._records) < self._limits.max_total
+            and account.handshakes.available(now) >= 1
+        )
+
     # Assignment.
 
     def assign(
@@ -237,7 +247,7 @@ class LeaseBook:
         return self._grant(record, holds_chain=holds_chain)
 
     def open_spare(self, principal: str, now: float) -> ConnectionRecord:
-        """Start a connection ahead of need; call it only when `wants_spare` says so."""
+        """Start a connection ahead of need, when `wants_spare` or `may_probe` says so."""
         account = self._account(principal, now)
         account.handshakes.take(now)
         record = self._enrol(principal, account, now)

@@ -80,7 +80,7 @@ class PoolSettings:
     life: LifePolicy = field(default_factory=LifePolicy)
     connection: ConnectionSettings = field(default_factory=ConnectionSettings)
     probe_timeout_s: float = 2.0
-    cooldown_first_s: float = 60.0
+    cooldown_first_s: float = 10.0
     cooldown_max_s: float = 900.0
 
 
@@ -228,11 +228,13 @@ class Pool:
         lease: Lease | None = None
         while lease is None:
             now = self._clock()
-            if barred is None and not self._cooldowns.would_allow(principal.key, now):
+            if barred is None and not self._cooldowns.is_closed(principal.key):
                 barred = Reason.COOLING_DOWN
             assigned = self._book.assign(principal.key, want, now, fresh=fresh, barred=barred)
             match assigned:
                 case Refuse(reason):
+                    if reason is Reason.COOLING_DOWN:
+                        self._probe_if_due(principal, now)
                     if not self._is_closing:
                         self._keep_ticking()  # or the book would never forget who it refused
                     raise LeaseRefused(reason, cause)
@@ -453,6 +455,15 @@ class Pool:
 
     # Spares.
 
+    def _probe_if_due(self, principal: Principal, now: float) -> None:
+        """Find out whether a cool-down has an end, with a connection that no turn waits for."""
+        if (
+            not self._is_closing
+            and self._cooldowns.would_allow(principal.key, now)
+            and self._book.may_probe(principal.key, now)
+        ):
+            self._open_ahead(principal, now)
+
     def _open_spare_if_wanted(self, principal: Principal) -> None:
         now = self._clock()
         _, not_before = self._spare_failures.get(principal.key, (0, now))
@@ -463,14 +474,21 @@ class Pool:
             or not self._book.wants_spare(principal.key, now)
         ):
             return
+        self._open_ahead(principal, now)
+
+    def _open_ahead(self, principal: Principal, now: float) -> None:
+        self._cooldowns.allows(principal.key, now)  # at once: the task begins later
         record = self._book.open_spare(principal.key, now)
         task = spawn(self._open_spare(record, principal), name="open-spare")
         self._spare_tasks.add(task)
-        task.add_done_callback(lambda task: self._spare_finished(task, record))
+        task.add_done_callback(lambda task: self._spare_finished(task, record, principal))
 
-    def _spare_finished(self, task: asyncio.Task[None], record: ConnectionRecord) -> None:
+    def _spare_finished(
+        self, task: asyncio.Task[None], record: ConnectionRecord, principal: Principal
+    ) -> None:
         self._spare_tasks.discard(task)
         if record.state is ConnectionState.CONNECTING:
+            self._cooldowns.abandoned(principal.key)
             self._book.open_failed(record)  # cancelled before its first step
             self._note_progress_of_drain()
 

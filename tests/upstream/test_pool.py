@@ -335,7 +335,7 @@ async def test_a_dead_connection_costs_one_probe_and_a_new_connection() -> None:
 
 @pytest.mark.parametrize(
     ("status", "result", "cooling"),
-    [(401, "refused", 0), (403, "refused", 60), (429, "refused", 60), (404, "refused", 60)],
+    [(401, "refused", 0), (403, "refused", 10), (429, "refused", 10), (404, "refused", 10)],
 )
 async def test_a_refused_upgrade_refuses_the_lease(status: int, result: str, cooling: int) -> None:
     """With upstream's own answer as the cause; the cool-down is as wide as that answer is."""
@@ -357,12 +357,77 @@ async def test_a_refused_upgrade_refuses_the_lease(status: int, result: str, coo
             assert caught.value.cause is None
         others_wait = pool.cooldown_s(principal("b")) > 0
         assert others_wait == (status == 404)
-        clock.now += 70
+        clock.now += 12
+        if cooling:
+            assert await refused_with(pool, principal()) is Reason.COOLING_DOWN
+            await until(lambda: pool.counts()["spare"] == 1)
         lease = await pool.acquire(principal())
         lease.release(reusable=True)
 
         assert results == [result, "ok"]
         assert sum(pool.counts().values()) == 1
+
+
+@pytest.mark.parametrize("is_over", [True, False], ids=["over", "not over"])
+async def test_nobody_waits_to_see_whether_a_cooldown_is_over(is_over: bool) -> None:
+    """One connection is tried in the background, however many ask; turns go elsewhere meanwhile."""
+    clock, results = Clock(), []
+    answering = asyncio.Event()
+
+    async def refuse(connection: ServerConnection, _request: Request) -> Response | None:
+        if len(server.requests) == 1:
+            return connection.respond(http.HTTPStatus.NOT_FOUND, "")
+        await answering.wait()
+        return None if is_over else connection.respond(http.HTTPStatus.NOT_FOUND, "")
+
+    async with (
+        upstream(refuse=refuse) as server,
+        pooled(server.url, clock, results=results) as pool,
+    ):
+        assert await refused_with(pool, principal()) is Reason.UPGRADE_REFUSED
+        for _ in range(3):
+            assert await refused_with(pool, principal("b")) is Reason.COOLING_DOWN
+        await asyncio.sleep(0)
+        assert pool.counts()["connecting"] == 0  # it has just begun
+        clock.now += 12
+        for caller in ("a", "b", "a", "c"):
+            assert await refused_with(pool, principal(caller)) is Reason.COOLING_DOWN
+        assert pool.counts()["connecting"] == 1
+        await until(lambda: len(server.requests) == 2)
+        answering.set()
+        await until(lambda: len(results) == 2)
+        if is_over:
+            (await pool.acquire(principal())).release(reusable=True)
+        else:
+            assert pool.cooldown_s(principal()) == pytest.approx(20, rel=0.11)
+            assert await refused_with(pool, principal()) is Reason.COOLING_DOWN
+
+    assert results == ["refused", "ok" if is_over else "refused"]
+    assert len(server.requests) == 2
+
+
+async def test_where_there_is_no_room_a_cooldown_ends_with_the_next_connection_to_go() -> None:
+    """A probe takes a place like any other connection."""
+    clock = Clock()
+
+    def refuse(connection: ServerConnection, _request: Request) -> Response | None:
+        return (
+            connection.respond(http.HTTPStatus.NOT_FOUND, "") if len(server.requests) == 2 else None
+        )
+
+    async with (
+        upstream(refuse=refuse) as server,
+        pooled(server.url, clock, max_per_principal=1) as pool,
+    ):
+        lease = await pool.acquire(principal())
+        assert await refused_with(pool, principal("b")) is Reason.UPGRADE_REFUSED
+        clock.now += 12
+        assert await refused_with(pool, principal()) is Reason.COOLING_DOWN
+        assert pool.counts()["connecting"] == 0
+        lease.release(reusable=False)
+        assert await refused_with(pool, principal()) is Reason.COOLING_DOWN
+        assert pool.counts()["connecting"] == 1
+        await until(lambda: pool.counts()["spare"] == 1)
 
 
 async def test_retry_after_sets_the_cooldown() -> None:
