@@ -52,6 +52,9 @@ if TYPE_CHECKING:
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 
+# Of a body that comes in drops, an object for each would take many times what it is charged for.
+_PIECE_BYTES: Final = 4096
+
 TOO_SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 _BEGINNINGS: Final = tuple(
@@ -284,7 +287,10 @@ class ClientConnection(asyncio.Protocol):
 
     def _take_more(self, data: bytes) -> None:
         """Take more of a body."""
-        self._pieces.append(data)
+        if len(self._pieces[-1]) < _PIECE_BYTES:
+            self._pieces[-1] += data
+        else:
+            self._pieces.append(data)
         self._missing_bytes -= len(data)
         has_room = self._share is not None and _has_charged(self._share, len(data))
         if has_room and self._missing_bytes > 0:

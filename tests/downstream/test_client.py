@@ -242,6 +242,23 @@ async def test_a_request_may_come_byte_by_byte() -> None:
         assert (f.express, line.is_lent) == (1, False)
 
 
+async def test_a_body_that_drips_takes_no_more_memory_than_it_has_bytes() -> None:
+    """What came in drops is held in pieces of some size, and is the same body."""
+    text = "".join(chr(97 + number % 26) for number in range(9000))
+    raw = turn_bytes(text)
+    async with front() as f:
+        line = await f.line(raw[:-9000])
+        for start in range(len(raw) - 9000, len(raw), 3):
+            line.send(raw[start : start + 3])
+            await turn_of_the_loop()
+            assert len(line.connection._pieces) <= 3
+        turn = await f.turn()
+        assert turn.message["input"] == text
+        turn.answer()
+        assert (await line.reply()).status == 200
+        assert (f.express, line.is_lent) == (1, False)
+
+
 async def test_a_large_body_comes_in_many_reads() -> None:
     """It is put together, and sent as it is."""
     async with front() as f:
