@@ -3,8 +3,8 @@ When to leave WebSocket mode alone for a while, and whose fault decides for whom
 
 A failed handshake costs the turn that meets it up to ten seconds; the turns after it should go to
 HTTP at once. So a failure opens a cool-down: 10 s, doubling to 15 min while the failures go on.
-When it is over one attempt is let through, the probe. No turn waits for it: turns go over HTTP
-until a probe has succeeded, so where WebSockets are blocked that costs one turn, once.
+When it is over one attempt is let through, the trial. No turn waits for it: turns go over HTTP
+until a trial has succeeded, so where WebSockets are blocked that costs one turn, once.
 
     closed --failed--> open --time--> half-open --succeeded--> closed
                          ^                |
@@ -94,19 +94,19 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 class Cooldown:
     """
-    One cool-down of `first_s` seconds, doubling to `max_s` while its probes fail.
+    One cool-down of `first_s` seconds, doubling to `max_s` while its trials fail.
 
     Whoever gets True from `allows` owes one of `succeeded`, `failed` or `abandoned`.
     """
 
-    __slots__ = ("_failures", "_first_s", "_max_s", "_probing", "_until")
+    __slots__ = ("_failures", "_first_s", "_max_s", "_trying", "_until")
 
     def __init__(self, first_s: float, max_s: float) -> None:
         self._first_s = first_s
         self._max_s = max_s
         self._failures = 0
         self._until = -math.inf
-        self._probing = False
+        self._trying = False
 
     @property
     def is_closed(self) -> bool:
@@ -114,26 +114,26 @@ class Cooldown:
         return not self._failures
 
     def would_allow(self, now: float) -> bool:
-        """Tell what `allows` would say, without taking the probe."""
+        """Tell what `allows` would say, without taking the trial."""
         if self.is_closed:
             return True
-        return now >= self._until and not self._probing
+        return now >= self._until and not self._trying
 
     def allows(self, now: float) -> bool:
         """Tell whether to attempt a connection; half-open, only the first asker may."""
         allowed = self.would_allow(now)
         if allowed and self._failures:
-            self._probing = True
+            self._trying = True
         return allowed
 
     def succeeded(self) -> None:
         """Close: an attempt has worked."""
         self._failures = 0
-        self._probing = False
+        self._trying = False
 
     def abandoned(self) -> None:
-        """Give the probe back: its attempt ended without an answer (cancelled)."""
-        self._probing = False
+        """Give the trial back: its attempt ended without an answer (cancelled)."""
+        self._trying = False
 
     def failed(
         self, now: float, retry_after_s: float | None = None, *, jitter: float = 0.0
@@ -145,7 +145,7 @@ class Cooldown:
         makes it no longer, unless upstream asks for more time.
         """
         running = self._failures > 0 and now < self._until
-        self._probing = False
+        self._trying = False
         if retry_after_s is not None:
             wait_s = min(retry_after_s, _RETRY_AFTER_MAX_S)
         elif running:
@@ -182,7 +182,7 @@ class Cooldowns:
         return all(cooldown.is_closed for cooldown in self._of(principal))
 
     def would_allow(self, principal: str, now: float) -> bool:
-        """Tell whether to attempt a connection for this principal, without taking a probe."""
+        """Tell whether to attempt a connection for this principal, without taking a trial."""
         return all(cooldown.would_allow(now) for cooldown in self._of(principal))
 
     def allows(self, principal: str, now: float) -> bool:
@@ -217,7 +217,7 @@ class Cooldowns:
         jitter: float = 0.0,
     ) -> Scope:
         """
-        Open the cool-down whose fault it is, give the other one's probe back, and say which.
+        Open the cool-down whose fault it is, give the other one's trial back, and say which.
 
         `began_at` is when the attempt began: what was answered since tells more of the upstream.
         """

@@ -187,7 +187,7 @@ class LeaseBook:
             and account.handshakes.available(now) >= 1 + self._limits.handshake_burst // 4
         )
 
-    def may_probe(self, principal: str, now: float) -> bool:
+    def may_try(self, principal: str, now: float) -> bool:
         """Tell whether there is room to find out ahead of need whether connections can be had."""
         account = self._accounts.get(principal)
         return (
@@ -247,7 +247,7 @@ class LeaseBook:
         return self._grant(record, holds_chain=holds_chain)
 
     def open_spare(self, principal: str, now: float) -> ConnectionRecord:
-        """Start a connection ahead of need, when `wants_spare` or `may_probe` says so."""
+        """Start a connection ahead of need, when `wants_spare` or `may_try` says so."""
         account = self._account(principal, now)
         account.handshakes.take(now)
         record = self._enrol(principal, account, now)

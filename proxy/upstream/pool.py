@@ -234,7 +234,7 @@ class Pool:
             match assigned:
                 case Refuse(reason):
                     if reason is Reason.COOLING_DOWN:
-                        self._probe_if_due(principal, now)
+                        self._try_if_due(principal, now)
                     if not self._is_closing:
                         self._keep_ticking()  # or the book would never forget who it refused
                     raise LeaseRefused(reason, cause)
@@ -455,12 +455,12 @@ class Pool:
 
     # Spares.
 
-    def _probe_if_due(self, principal: Principal, now: float) -> None:
+    def _try_if_due(self, principal: Principal, now: float) -> None:
         """Find out whether a cool-down has an end, with a connection that no turn waits for."""
         if (
             not self._is_closing
             and self._cooldowns.would_allow(principal.key, now)
-            and self._book.may_probe(principal.key, now)
+            and self._book.may_try(principal.key, now)
         ):
             self._open_ahead(principal, now)
 

@@ -73,7 +73,7 @@ def test_a_closed_cooldown_allows_everything() -> None:
     assert cooldown.remaining(0.0) == 0
 
 
-def test_half_open_lets_exactly_one_probe_through() -> None:
+def test_half_open_lets_exactly_one_trial_through() -> None:
     """When the time is over, one asker may try; the others wait for what comes of it."""
     cooldown = Cooldown(60, 900)
     cooldown.failed(0.0)
@@ -87,7 +87,7 @@ def test_half_open_lets_exactly_one_probe_through() -> None:
     assert cooldown.remaining(61.0) == 0
 
 
-def test_a_successful_probe_closes() -> None:
+def test_a_successful_trial_closes() -> None:
     """After it the cool-down starts from its first length again."""
     cooldown = Cooldown(60, 900)
     cooldown.failed(0.0)
@@ -100,7 +100,7 @@ def test_a_successful_probe_closes() -> None:
     assert cooldown.remaining(61.0) == 60
 
 
-def test_failing_probes_double_the_wait_up_to_the_maximum() -> None:
+def test_failing_trials_double_the_wait_up_to_the_maximum() -> None:
     """60, 120, 240, 480, 900, 900 seconds."""
     cooldown, now, waits = Cooldown(60, 900), 0.0, []
     for _ in range(6):
@@ -112,7 +112,7 @@ def test_failing_probes_double_the_wait_up_to_the_maximum() -> None:
     assert waits == [60, 120, 240, 480, 900, 900]
 
 
-def test_an_abandoned_probe_may_be_taken_by_the_next() -> None:
+def test_an_abandoned_trial_may_be_taken_by_the_next() -> None:
     """A cancelled attempt proves nothing and must not shut the door for good."""
     cooldown = Cooldown(60, 900)
     cooldown.failed(0.0)
@@ -255,7 +255,7 @@ def test_a_refusal_proves_that_the_upstream_answers() -> None:
     assert not cooldowns.allows("a", 60.0)
 
 
-def test_an_abandoned_attempt_gives_both_probes_back() -> None:
+def test_an_abandoned_attempt_gives_both_trials_back() -> None:
     """Neither the upstream's nor the caller's cool-down stays shut for it."""
     cooldowns = Cooldowns(60, 900)
     cooldowns.failed("a", refused(403), 0.0, began_at=0.0)
