@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from aiohttp.helpers import rfc822_formatted_time
 
+from proxy.core.pieces import keep
 from proxy.downstream.bodies import NO_BYTE, Body, Share, decode_at_once
 from proxy.downstream.heads import END_OF_HEAD, HeadMemory
 from proxy.downstream.record import CLIENT_CLOSED
@@ -51,9 +52,6 @@ if TYPE_CHECKING:
     from proxy.downstream.server import Front
 
 MAX_HEAD_BYTES: Final = 64 * 1024
-
-# Of a body that comes in drops, an object for each would take many times what it is charged for.
-_PIECE_BYTES: Final = 4096
 
 TOO_SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
@@ -287,10 +285,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _take_more(self, data: bytes) -> None:
         """Take more of a body."""
-        if len(self._pieces[-1]) < _PIECE_BYTES:
-            self._pieces[-1] += data
-        else:
-            self._pieces.append(data)
+        keep(self._pieces, data)
         self._missing_bytes -= len(data)
         has_room = self._share is not None and _has_charged(self._share, len(data))
         if has_room and self._missing_bytes > 0:

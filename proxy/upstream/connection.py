@@ -51,6 +51,7 @@ from websockets.protocol import Protocol as Framing
 from websockets.streams import StreamReader
 
 from proxy.core.frames import LENGTH_IN_2_BYTES, WHOLE_TEXT
+from proxy.core.pieces import keep
 from proxy.errors import (
     ConnectionLost,
     OutOfResources,
@@ -568,7 +569,7 @@ class UpstreamConnection(ClientConnection):
         if frame.opcode is Opcode.BINARY:
             self._fail(CloseCode.UNSUPPORTED_DATA, "only text messages are understood")
             return
-        self._fragments.append(bytes(frame.data))
+        keep(self._fragments, bytes(frame.data))
         if frame.fin:
             message = b"".join(self._fragments)
             self._fragments.clear()
