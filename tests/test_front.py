@@ -406,7 +406,7 @@ async def test_the_admin_listener_tells_health_and_metrics():
 async def test_a_slow_reader_stops_the_upstream_socket():
     """While a client does not read, the upstream socket is not read: nothing piles up in here."""
     async with stack(connections=NO_SPARES) as s:
-        prompt = user("[calls=0] [tokens=60000] Talk.")
+        prompt = user("[calls=0] [tokens=240000] Talk.")
         body = json.dumps(BODY | {"input": [prompt], "stream": True}).encode()
         async with aiohttp.ClientSession(read_bufsize=1024) as session:
             reply = await session.post(f"{s.base_url}/responses", data=body, headers=AUTH)
