@@ -67,6 +67,8 @@ _REWRITTEN = {
     },
     "qwen": {Reason.UNKNOWN_HISTORY: "resumed in a new process, it has another first message"},
 }
+# The instructions are the first message here.
+_HANDED_ON = {Reason.UNKNOWN_HISTORY: "another agent has other instructions and tools"}
 _NAMED = {Reason.UNTRANSLATABLE: "its messages have a `name`, for which Responses has no place"}
 
 _PYTHON_ROWS = (
@@ -92,12 +94,7 @@ _PYTHON_ROWS = (
             words,
             "openai_agents.py",
             environment=f"MODE={mode}",
-            excuses={
-                Reason.UNKNOWN_HISTORY: "another agent has other instructions and tools",
-                Reason.CHANGED_TOOLS: "another agent has other instructions and tools",
-            }
-            if mode == "handoff"
-            else {},
+            excuses=_HANDED_ON if mode == "handoff" else {},
         )
         for mode, words in (
             ("list", "history passed on"),

@@ -95,12 +95,13 @@ _TRIED = {
     "openai-node-stream": ("limited",),
     "openai-python-stream": ("limited",),
 }
-# Straight, both see a dropped connection and ask again with the same body. Turnwire tells of it by
-# an `error` event first, and that is what these two act upon.
+# Straight, it sees a dropped connection and asks again with the same body. Turnwire tells of it by
+# an `error` event first, and that is what it acts upon.
 _DIFFERENCES = {("cline", "middle"): "stops at the `error` event; a bare drop it would retry"}
-_MORE_EXCUSES = {
-    ("opencode", "middle"): {Reason.ANSWER_CHANGED: "after an `error` event it sends both attempts"}
-}
+# What opencode had taken of a reply that breaks it sends beside the next attempt, or not at all:
+# now this and now that, for one and the same request, and straight as well.
+_BOTH_ATTEMPTS = {Reason.ANSWER_CHANGED: "after an `error` event it may send both attempts"}
+_MORE_EXCUSES = {("opencode", fault): _BOTH_ATTEMPTS for fault in ("middle", "error")}
 _GIVES_UP = {("codex", "incomplete")}
 
 ROWS: tuple[Row, ...] = tuple(
