@@ -246,7 +246,7 @@ async def cancels(times: int, at_once: int = 100) -> dict[str, Any]:
 async def _cancel(customer: Customer, rng: random.Random, number: int) -> None:
     # Not all in one moment: the other client must have its turns in between.
     await asyncio.sleep(rng.uniform(0, CANCELS_WITHIN_S))
-    history = [user(f"[calls=0] {number}")]
+    history = [user(f"[calls=0] [tokens=200] {number}")]  # longer than anybody listens
     body = dumps(customer.build_body(history) | {"stream": True}).encode()
     await customer.attempt(body, rng.choice((-1, -1, 0, 1, 2, rng.randrange(3, 20))))
 
