@@ -108,7 +108,7 @@ GOALS: tuple[Goal, ...] = (
     Goal("cancels", "turns of another's touched", lambda f: f["others_touched"], _zero),
     Goal(
         "flood",
-        "p99 of the others with 2,000 slow heads, 20 % more or less",
+        "p99 of the others with 2,000 slow heads, 20 % more than beside them, or less",
         lambda f: f["p99_change"],
         lambda v: v <= 0.2,
     ),

@@ -108,8 +108,8 @@ TRIALS: dict[str, Callable[[argparse.Namespace], Awaitable[dict[str, Any]]]] = {
     "crowd": lambda _: crowd.crowd(1000, 50),
     "drain": lambda _: crowd.drain(200, 5, gap_ms=500),
     "cancels": lambda _: crowd.cancels(100),
-    "flood": lambda _: flood.flood(2000, 0, 400),
-    "readers": lambda _: flood.flood(0, 100, 400),
+    "flood": lambda _: flood.flood(2000, 0, 2000),
+    "readers": lambda _: flood.flood(0, 100, 2000),
 }
 
 
