@@ -352,7 +352,6 @@ class Pool:
     ) -> UpstreamConnection:
         """Open the connection that `record` stands for; strike it off if that fails."""
         began_at = self._clock()
-        self._cooldowns.allows(principal.key, began_at)
         result = "cancelled"
         try:
             connection = await open_connection(
